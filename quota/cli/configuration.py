@@ -233,16 +233,9 @@ def configuration_for(api: str, book: CostBook, credential: str = "") -> str:
         }
         limits.append(f"    {{ {', '.join(f'{key} = {value}' for key, value in values.items() if value)} }},")
     method, call = _first_call(name, book)
-    remarks = ""
-    if not credential and api not in book_names():
-        remarks = "# The cost book says what its numbers mean.\n\n"
-    elif not credential:  # the remarks of a shipped book about its numbers
-        text = read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0]
-        of_numbers = text.partition("# Not expressed")[0].rstrip("# \n")
-        remarks = f"# The cost book says:\n#\n{of_numbers}\n\n"
     return Template(read_text("quota.config", "new.toml.in")).substitute(
         _TRENDING if book.api == "youtube" else _OWN_JOB,
-        remarks=remarks,
+        remarks="" if credential else _remarks(api),
         name=name,
         api=in_toml(api),
         project=in_toml(re.sub("[^A-Za-z0-9._:-]", "-", book.api)),
@@ -268,6 +261,15 @@ _OWN_JOB = {
     "regions": '["one", "two"]',
 }
 """What stands in the file of a job that is built in, and of any other, whose lines are remarks: after a `hash`."""
+
+
+def _remarks(api: str) -> str:
+    """The remarks of a shipped book about its numbers."""
+    if api not in book_names():
+        return "# The cost book says what its numbers mean.\n\n"
+    text = read_text("quota.config", f"costs/{api}.toml").partition("\napi = ")[0]
+    of_numbers = text.partition("# Not expressed")[0].rstrip("# \n")
+    return f"# The cost book says:\n#\n{of_numbers}\n\n"
 
 
 def _login(book: CostBook) -> str:

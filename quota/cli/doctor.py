@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -38,6 +38,7 @@ from quota.settings.lint import lint
 from quota.settings.lint_books import ageing
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
+from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
 from quota.wording import Line, Part, Tone, lost
 
@@ -62,25 +63,31 @@ _LEVEL_TONE: dict[Level, Tone] = {"error": "verdict", "warning": "note", "ok": "
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
-    settings = session.settings
-    books = {c.book.name: c.book for c in settings.credentials.values()}
-    # The folder and the program that a run needs when it ends, if they are missing: nobody would notice before.
-    keys, after_runs = {"textfile folder": "textfile", "notify command": "notify.command"}, []
-    named = () if settings.notify is None else _named(settings.notify)
-    for finding in (*_textfile(settings.textfile), *named):
-        if finding.level == "error" and finding.location in keys:
-            after_runs.append(replace(finding, level="warning", location=keys[finding.location]))
     return ranked(
         [
-            *lint(settings),
+            *lint(session.settings),
             *ask_ledger(session),
             *_journals(session),
             *(finding for finding in _allowances(session) if finding.location == UNAVAILABLE),
             *_renamed(session),
-            *after_runs,
-            *(finding for book in books.values() for finding in ageing(book, host_clock())),
+            *_after_runs(session.settings),
+            *(finding for book in _books(session) for finding in ageing(book, host_clock())),
         ]
     )
+
+
+def _after_runs(settings: Settings) -> Iterator[Finding]:
+    """The folder and the program that a run needs when it ends, if they are missing: nobody would notice before."""
+    keys = {"textfile folder": "textfile", "notify command": "notify.command"}
+    named = () if settings.notify is None else _named(settings.notify)
+    for finding in (*_textfile(settings.textfile), *named):
+        if finding.level == "error" and finding.location in keys:
+            yield replace(finding, level="warning", location=keys[finding.location])
+
+
+def _books(session: Session) -> Collection[CostBook]:
+    """The cost books of a session's credentials, each once."""
+    return {c.book.name: c.book for c in session.settings.credentials.values()}.values()
 
 
 def _journals(session: Session) -> Iterator[Finding]:
@@ -184,7 +191,7 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
         findings += _ledger(session, [credential.name for credential in credentials])
     for credential in session.settings.credentials.values():
         findings += _key(session, credential, call=call)
-    for book in {c.book.name: c.book for c in session.settings.credentials.values()}.values():
+    for book in _books(session):
         fine = Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
         findings += list(ageing(book, host_clock())) or [fine]
     findings += _inbound(session.settings)
@@ -242,7 +249,8 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         yield _clock(session)  # before a peek, which clocks that disagree refuse
         yield _speed(session, names[0])
         for name in names:
-            yield from _history(session, name)
+            yield from _ahead(session, session.credential(name).project)
+            yield from _lost(session, name)
     except LedgerError as error:
         if not reported:
             admits = "no call is" if session.settings.ledger.unavailable is None else "only calls on the allowance are"
@@ -330,19 +338,22 @@ def _clock(session: Session) -> Finding:
     )
 
 
-def _history(session: Session, name: str) -> Iterator[Finding]:
-    """The charges that a wrong clock dated in the future; and those that the ledger lost in the last week. They are
-    back, but it may happen again."""
-    project, cause = session.project(name), "the file was deleted or replaced by an old copy"
-    ahead = ahead_of(session.ledger, project.name)
+def _ahead(session: Session, project: str) -> Iterator[Finding]:
+    """The charges that a wrong clock dated in the future."""
+    ahead = ahead_of(session.ledger, project)
     if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # clocks of machines may differ a little
         charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
         yield warning(
-            f"project {project.name}",
+            f"project {project}",
             f"a clock was wrong and dated {charges} ahead, the newest {stamp(ahead.newest_ms)}",
             "if the clocks are right now, run `quota ledger repair`",
         )
+
+
+def _lost(session: Session, name: str) -> Iterator[Finding]:
+    """The charges that the ledger lost in the last week. They are back, but it may happen again."""
     session.budget(name).usage()  # the first to look puts back what the ledger has lost
+    project, cause = session.project(name), "the file was deleted or replaced by an old copy"
     if session.ledger.shared:
         cause = "the server was emptied (FLUSHALL), restarted without its data or given an old copy"
     since_ms = project.now_ms() - 7 * DAY_MS

@@ -90,19 +90,8 @@ def draft(name: str, paths: Iterable[str]) -> str:
     quotas = (
         f"windows = [{', '.join(rows)}]{source}" if rows else f"quota = {units}{source if limit else ''}\n{_RESETS}"
     )
-    levels = []
-    for what, header in figures.items():
-        field = in_toml(header)
-        if what == "reset":
-            value = _recorded(header, answers).strip()
-            form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value)), "")
-            field = f"{{ header = {field}, as = {in_toml(form)} }}"
-        levels.append(f"{what} = {field}")
-    # A rule for each status that refuses. It lasts a minute if no answer has a time.
-    lasts = "" if "reset" in figures else ', lasts = "60s"'
-    statuses = dict.fromkeys(answer.status for answer in answers if answer.status in (403, 429))
-    rules = [f"    {{ status = {status}{lasts} }},  # narrow it by `body` or `json`" for status in statuses]
-    fields = [*(levels if "remaining" in figures else ()), *(["closed = [", *rules, "]"] if rules else ())]
+    levels = [f"{what} = {_field(what, header, answers)}" for what, header in figures.items()]
+    fields = [*(levels if "remaining" in figures else ()), *_closed(answers, timed="reset" in figures)]
     text = Template(read_text("quota.config", "new-book.toml.in")).substitute(
         api=in_toml(name),
         hosts=", ".join(map(in_toml, sorted({_host(answer.request) for answer in answers} - {""}))),
@@ -139,3 +128,19 @@ def _named(words: str, answers: list[Recorded]) -> Iterable[str]:
 def _recorded(header: str, answers: list[Recorded]) -> str:
     """The first value of a header."""
     return next((answer.headers[header] for answer in answers if header in answer.headers), "")
+
+
+def _field(what: str, header: str, answers: list[Recorded]) -> str:
+    if what != "reset":
+        return in_toml(header)
+    value = _recorded(header, answers).strip()
+    form = next((form for form, pattern in _FORMS.items() if re.fullmatch(pattern, value)), "")
+    return f"{{ header = {in_toml(header)}, as = {in_toml(form)} }}"
+
+
+def _closed(answers: list[Recorded], *, timed: bool) -> list[str]:
+    """A rule for each status that refuses. It lasts a minute if no answer has a time."""
+    statuses = dict.fromkeys(answer.status for answer in answers if answer.status in (403, 429))
+    lasts = "" if timed else ', lasts = "60s"'
+    rules = [f"    {{ status = {status}{lasts} }},  # narrow it by `body` or `json`" for status in statuses]
+    return ["closed = [", *rules, "]"] if rules else []

@@ -94,9 +94,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     if left:
         say(f"not moved, because other configurations have them: {listed(left)}; --all moves them too")
     ours = settings.ledger
-    configured = open_ledger(ours.url)
-    configured.close()
-    if target.label != configured.label:
+    if target.label != _label(ours.url):
         has_all = target.label == new and ("url" not in dict(ours.secrets) or new == completed(new, ours.url))
         with_secrets = "" if has_all or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
@@ -150,6 +148,12 @@ def _movable(name: str, url: str, settings: Settings) -> Log:
         return open_ledger(absolute(url, Path.cwd()) if is_file else completed(url, settings.ledger.url))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _label(url: str) -> str:
+    ledger = open_ledger(url)
+    ledger.close()
+    return ledger.label
 
 
 def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Moved]:

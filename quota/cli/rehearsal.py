@@ -99,16 +99,8 @@ def _ahead_ms(at: str) -> int:
 def _of_copies(settings: Settings, store: Path | None) -> Settings:
     """The configuration over copies, which tells nobody anything; the store is copied to `store`. Raises QuotaError."""
     if store is not None:
-        path = settings.store.file
-        if os.path.isfile(path) and os.path.getsize(path):  # copied as its last transaction left it
-            try:
-                with (
-                    closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro", uri=True)) as source,
-                    closing(sqlite3.connect(store)) as target,
-                ):
-                    source.backup(target)
-            except sqlite3.Error as error:
-                raise QuotaError(f"store {path} cannot be copied: {error}; see `quota doctor`") from error
+        if os.path.isfile(settings.store.file) and os.path.getsize(settings.store.file):
+            _copy_file(settings.store.file, store)
         settings = settings._replace(store=settings.store._replace(url=f"sqlite:///{store}"))
     return settings._replace(
         ledger=settings.ledger._replace(url="memory:", unavailable=None),
@@ -116,6 +108,18 @@ def _of_copies(settings: Settings, store: Path | None) -> Settings:
         textfile=None,
         notify=None,
     )
+
+
+def _copy_file(path: str, copy: Path) -> None:
+    """Copy an SQLite file as its last transaction left it. Raises QuotaError."""
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise QuotaError(f"store {path} cannot be copied: {error}; see `quota doctor`") from error
 
 
 def _copy(session: Session, log: Log, project: str) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 import click
 
 import quota
+from quota.budget import Budget, project_of
 from quota.cli.options import (
     apart,
     clock_option,
@@ -215,13 +215,7 @@ def spend(
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         charged, local = [session.project(c.name) for c in projects.values()], not (as_json or as_csv)
         spending = read_spending(charged, fields, start_ms, job=job, local=local)
-        others = 0
-        for project, c in zip(charged, projects.values(), strict=True) if job is None else ():
-            budget = session.budget(c.name)
-            budget.usage()
-            # The units that only upstream has counted, in the limit that counts most of them now.
-            views = [limit.view for limit in budget.limits if limit.view.selector.count == "units"]
-            others += max((others_units(project.others(view)) for view in views), default=0)
+        others = 0 if job is not None else sum(_upstream_units(session.budget(c.name)) for c in projects.values())
         spending = spending._replace(most=limit, upstream_units=others)
     if as_json:
         print_json(spending.as_json())
@@ -290,6 +284,13 @@ def _spending_notes(spending: Spending) -> Iterator[str]:
 def _only_since(since_ms: int, since: str) -> str:
     """The line below charges that do not reach as far back as the user wants."""
     return f"only since {moment(since_ms)}, not {since}: the ledger has dropped older charges"
+
+
+def _upstream_units(budget: Budget) -> int:
+    """The units that only upstream has counted, in the limit that counts most of them now."""
+    project, _ = project_of(budget), budget.usage()
+    views = [limit.view for limit in budget.limits if limit.view.selector.count == "units"]
+    return max((others_units(project.others(view)) for view in views), default=0)
 
 
 def _show_bought(
@@ -375,20 +376,13 @@ def log(
             kept = (refusal for project in projects for refusal in read_refusals(project))
             refusals = [x for x in kept if x.at_ms >= start_ms and is_wanted(x.project, x.job, x.method)]
             refusals.sort(key=lambda refusal: refusal.at_ms)
-            refusals = refusals[begin:]
-            in_json = ({**refusal.data, "calls": refusal.calls} for refusal in refusals)
-            printed = _print_rows(refusals, in_json, REFUSAL_FIELDS, _refusals_table, **form)
+            printed = _print_rows(refusals[begin:], REFUSAL_FIELDS, _refusal_json, _refusals_table, **form)
         else:
             whole_ms = max(map(whole_since_ms, projects))
             rows = read_charges(projects, start_ms)
-            charges = [row for row in rows if is_wanted(row[0], row[2].job, row[2].method)][begin:]
-            fields = "method bucket units charged_units job region run"
-            in_json = (
-                {"id": call_id, "at": rfc3339(charge.id[0]), "project": project, **members(charge, fields)}
-                for project, call_id, charge in charges
-            )
+            charges = [row for row in rows if is_wanted(row[0], row[2].job, row[2].method)]
             table = partial(_charges_table, several=len(projects) > 1)
-            printed = _print_rows(charges, in_json, CHARGE_FIELDS, table, **form)
+            printed = _print_rows(charges[begin:], CHARGE_FIELDS, _charge_json, table, **form)
     if as_json or as_csv:
         return
     if not printed:
@@ -403,8 +397,8 @@ def log(
 
 def _print_rows(
     rows: Sequence[T],
-    in_json: Iterable[Mapping[str, Any]],
     fields: Sequence[str],
+    in_json: Callable[[T], Mapping[str, Any]],
     table: Callable[[Sequence[T]], Table],
     *,
     as_json: bool,
@@ -412,17 +406,17 @@ def _print_rows(
 ) -> int:
     """Print rows as CSV, as lines of JSON, or in tables, until nobody reads them. Returns the number of rows."""
     if as_csv:
-        print_csv(fields, in_json)
+        print_csv(fields, map(in_json, rows))
         return len(rows)
-    each = iter(in_json)
     for first in range(0, len(rows), TABLE_ROWS):
         if output_lost() is not None:
             break
+        some = rows[first : first + TABLE_ROWS]
         if as_json:
-            for row in islice(each, TABLE_ROWS):
-                print_json(row, indent=None)
+            for row in some:
+                print_json(in_json(row), indent=None)
         else:
-            print_rich(render_parts([table(rows[first : first + TABLE_ROWS])]))
+            print_rich(render_parts([table(some)]))
     return len(rows)
 
 
@@ -431,6 +425,16 @@ REFUSAL_FIELDS = (
     *("at", "credential", "project", "method", "cost_units", "job", "region", "run", "machine", "reason"),
     *("refused_by", "retry_at", "why", "limits", "calls"),
 )
+
+
+def _charge_json(row: tuple[str, str, Spent]) -> dict[str, object]:
+    project, call_id, charge = row
+    fields = members(charge, "method bucket units charged_units job region run")
+    return {"id": call_id, "at": rfc3339(charge.id[0]), "project": project, **fields}
+
+
+def _refusal_json(refusal: KeptRefusal) -> dict[str, object]:
+    return {**refusal.data, "calls": refusal.calls}
 
 
 def _charges_table(charges: Sequence[tuple[str, str, Spent]], *, several: bool) -> Table:

@@ -107,15 +107,6 @@ class Site:
         down = state.now.error is not None
         curves = state.curves.value or Curves({}, forecast_of(reading for _, reading in state.added))
         credentials = [] if now is None else [self._credential(row, now, down) for row in now.status.credentials]
-        jobs: dict[tuple[str, str], list[Region]] = {}
-        for part in state.parts:
-            for region in part.regions:
-                jobs.setdefault((region.project, region.job), []).append(region)
-        prices: list[tuple[str, int]] = []
-        if now is not None:  # of a few calls, for a reader who does not know units
-            book = next(iter(self._settings.credentials.values())).book.at(now.status.at_ms)
-            typical = [method for method in TYPICAL if method in book.methods]
-            prices = [(name, book.price(name).units) for name in typical or list(book.methods)[: len(TYPICAL)]]
         title = _title([] if now is None else [verdict(row, now.status.at_ms) for row in now.status.credentials])
         return self._render(
             "overview.html",
@@ -129,13 +120,13 @@ class Site:
             read_ms=state.now.read_ms,
             spending=[_spending(project, spans) for project, spans in (state.spent.value or {}).items()],
             spans=SPANS,
-            jobs=[{"job": job, "project": of, "rows": _folded(rows, ROWS)} for (of, job), rows in jobs.items()],
+            jobs=_freshness(region for part in state.parts for region in part.regions),
             notes=[note for part in state.parts for note in part.notes],
             refusals=_folded([{"kept": kept, "key": key_of(kept)} for kept in now.refusals] if now else [], REFUSALS),
             runs=_folded(state.runs, RUNS),
             knows_jobs=bool(state.added),
             several_projects=now is not None and len({row.settings.project for row in now.status.credentials}) > 1,
-            prices=prices,
+            prices=[] if now is None else self._prices(now),
         )
 
     def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
@@ -174,6 +165,12 @@ class Site:
                 largest[job] = max(largest.get(job, 0), max(units))
         order = list(self._settings.jobs)
         return sorted(largest, key=lambda job: (-largest[job], order.index(job) if job in order else len(order), job))
+
+    def _prices(self, now: Now) -> list[tuple[str, int]]:
+        """The prices of a few calls, for a reader who does not know units."""
+        book = next(iter(self._settings.credentials.values())).book.at(now.status.at_ms)
+        typical = [method for method in TYPICAL if method in book.methods]
+        return [(name, book.price(name).units) for name in typical or list(book.methods)[: len(TYPICAL)]]
 
     # -- other pages ---------------------------------------------------------------------------------------------------
 
@@ -317,6 +314,13 @@ def _spending(project: str, spans: Sequence[Spending]) -> dict[str, Any]:
         "since_ms": longest.since_ms if begins_late else None,
         **refusals,
     }
+
+
+def _freshness(regions: Iterable[Region]) -> list[dict[str, Any]]:
+    jobs: dict[tuple[str, str], list[Region]] = {}
+    for region in regions:
+        jobs.setdefault((region.project, region.job), []).append(region)
+    return [{"job": job, "project": project, "rows": _folded(rows, ROWS)} for (project, job), rows in jobs.items()]
 
 
 def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
