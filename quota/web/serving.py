@@ -246,8 +246,7 @@ def _server(app: App, ready: Callable[[], object] | None, *, passes_on: bool) ->
 
         async def on_tick(self, counter: int) -> bool:
             if counter % 10 == 0:
-                nonlocal waiting
-                waiting = _close_silent(self.server_state.connections, waiting)
+                _close_silent(self.server_state.connections, waiting)
             return await super().on_tick(counter)
 
     config = uvicorn.Config(
@@ -282,11 +281,11 @@ def _end_on_signal(server: uvicorn.Server) -> None:
     os._exit(0)
 
 
-def _close_silent(connections: Iterable[Any], before: Waiting) -> Waiting:
+def _close_silent(connections: Iterable[Any], waiting: Waiting) -> None:
     """Close connections that sent no request for HEAD_WITHIN_S, or read nothing of an answer for READ_WITHIN_S. uvicorn
-    itself closes a connection between two requests earlier. Returns which connections wait now."""
-    now_s = elapsed_s()
-    waiting: Waiting = {}
+    itself closes a connection between two requests earlier. `waiting` becomes those that wait now."""
+    now_s, before = elapsed_s(), waiting.copy()
+    waiting.clear()
     for connection in list(connections):
         last = getattr(connection, "cycle", None)  # the last request
         unsent = connection.transport.get_write_buffer_size()
@@ -297,7 +296,6 @@ def _close_silent(connections: Iterable[Any], before: Waiting) -> Waiting:
                 connection.transport.abort()  # close() would wait for the client
             elif not unsent and now_s - since_s > HEAD_WITHIN_S:
                 connection.transport.close()
-    return waiting
 
 
 class _Faults:
