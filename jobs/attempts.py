@@ -64,7 +64,8 @@ def refusal_of(budget: Budget, job: JobSettings, fetch: Fetch, checkpoint: Check
     method = attempt_of(fetch, checkpoint.cursor)
     if method is None:
         return None
-    decision = budget.peek(method, job=job.name, region=checkpoint.region)
+    units = budget.book.least_reserved(method, host_clock())
+    decision = budget.peek(method, units=units, job=job.name, region=checkpoint.region)
     if decision.admitted:
         return None
     budget.note_refusal(decision, job.name, checkpoint.region)

@@ -122,7 +122,8 @@ def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch) -> Iterator[
             leave[limit.name] = min(leave[limit.name], max(0, most))
     try:
         checklists = Checklists(credential.name, credential.book, credential.limits, {job.name: leave}, host_clock)
-        units = checklists.make((method, None, None, job.name)).units
+        least = credential.book.least_reserved(method, host_clock())
+        units = checklists.make((method, least, None, job.name)).units
         if job.max_units is not None and job.fetch not in BUILT_IN_FETCHES:
             RunLimit(job.max_units).take(units)
     except quota.UsageError as error:
@@ -325,13 +326,14 @@ def _refusal(
         return str(error), None
     if no_store:
         return no_store, None
-    methods = [name for name in budget.book.methods if budget.book.price(name).units]
-    method = method or min(methods, key=lambda name: budget.book.price(name).units, default=None)
+    costs = {name: budget.book.price(name).least.units for name in budget.book.methods}
+    method = method or min(filter(costs.get, costs), key=lambda name: costs[name], default=None)
     try:
         if method is not None:
             decided = {} if without is None else without
             if (call := (job.credential, method)) not in decided:
-                decided[call] = budget.peek(method, job=job.name, region=checkpoint.region)
+                units = budget.book.least_reserved(method, host_clock())
+                decided[call] = budget.peek(method, units=units, job=job.name, region=checkpoint.region)
             decision = decided[call]
             if job.max_units is not None:
                 RunLimit(job.max_units).take(decision.cost_units)

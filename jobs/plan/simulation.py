@@ -39,7 +39,7 @@ from quota.rules.entry import START, Entry, just_before
 from quota.rules.facts import FACTS, Facts
 from quota.session import Session, machine_jitter_ms
 from quota.settings.model import JobSettings, Settings
-from quota.terms.costs import Part
+from quota.terms.costs import Part, Price
 from quota.terms.limits import DAY_MS, MINUTE_MS
 
 UNNAMED = "unknown"
@@ -280,10 +280,23 @@ class Pass:
         for method in dict.fromkeys(self._methods):
             price = book.default_get if method == UNNAMED else book.price_at(method, at_ms)[0]
             unknown = None if method in book.methods else price.parts
+            if price.reserved and not self._can_fit(method, price):
+                price = price.least  # a request of this job may ask for less than the default
+                unknown = price.parts
             units = price.parts[0].units if price.parts else 0
             knows = (method, price.parts, *self._knows)
             priced[method] = PricedCall(method, price.parts, unknown, knows, units)
         return [priced[method] for method in self._methods]
+
+    def _can_fit(self, method: str, price: Price) -> bool:
+        """Whether a run can ever make a call of a method at a price."""
+        if self.job.max_units is not None and price.units > self.job.max_units:
+            return False
+        try:
+            self.budget.checklists.make((method, None, price.parts, self.job.name))
+        except CostExceedsLimit:
+            return False
+        return True
 
     def of_run(self) -> RunLimit | None:
         """The limit of one run."""

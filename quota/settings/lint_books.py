@@ -34,7 +34,7 @@ def lint_book(book: CostBook) -> Iterator[Finding]:
             message = f"answers.free[{number}]: every good answer has status 200, so no call would count"
             yield warning(location, message, "add `body` or `json` to match only those that upstream does not count")
     for method, prices in book.methods.items():
-        for part in prices[-1].parts:
+        for part in prices[-1].least.parts:
             quota = min(book.buckets[part.bucket].quotas, key=lambda quota: quota.units)
             if part.units > quota.units:
                 costs = f"{method} costs {many(part.units, 'unit')} of bucket {part.bucket!r}"

@@ -216,6 +216,11 @@ class Reserve(NamedTuple):
     pointer: Pointer | None = None
     bytes_per_unit: int | None = None
 
+    @property
+    def least(self) -> int:
+        """The least units of any request."""
+        return self.default if self.pointer is None else 1
+
     def bound(self, body: RequestBody) -> int:
         """The units of a request, 1 or more. Never raises. A fraction is rounded up."""
         length = body.length if body.content is None else len(body.content)

@@ -93,6 +93,12 @@ class Price(NamedTuple):
         """Whether the price is a bound that an answer settles."""
         return bool(self.parts and self.parts[0].reserve)
 
+    @property
+    def least(self) -> Price:
+        """The price of the cheapest call: a reserve may be bound to less than its default."""
+        parts = [part._replace(units=part.reserve.least) if part.reserve else part for part in self.parts]
+        return self._replace(parts=tuple(parts))
+
     def units_in(self, bucket: str) -> int:
         """What the call adds to one bucket."""
         return sum(part.units for part in self.parts if part.bucket == bucket)
@@ -246,6 +252,12 @@ class CostBook(NamedTuple):
         newest = max(n for n in range(len(prices)) if n == 0 or starts_ms[n] <= at_ms)
         return prices[newest], (starts_ms[newest], starts_ms[newest + 1])
 
+    def least_reserved(self, method: str, at_ms: int) -> int | None:
+        """The units of the cheapest call of `method` at `at_ms`, before its request is known; None if they do not
+        depend on the request. Raises UnknownMethod."""
+        price, _ = self.price_at(method, at_ms)
+        return price.least.units if price.reserved else None
+
     def coming(self, method: str, at_ms: int) -> Iterator[tuple[int, Price]]:
         """The prices of `method` that begin after `at_ms`, each with its beginning."""
         _, (_, until_ms) = self.price_at(method, at_ms)
@@ -280,26 +292,28 @@ class CostBook(NamedTuple):
         """What every call of the main bucket is charged at least, in each bucket that all of them spend, the main one
         first."""
         main = self.main_bucket.name
-        of_main = [price for price in self._newest_prices() if price.units_in(main)]
+        of_main = [price for price in self._least_prices() if price.units_in(main)]
         spent = {name: [price.units_in(name) for price in of_main] for name in self.buckets}
         least = [Part(name, min(units)) for name, units in spent.items() if units and all(units)]
         return tuple(least) or (Part(main, 1),)
 
-    def _newest_prices(self) -> list[Price]:
-        return [*(prices[-1] for prices in self.methods.values()), self.default_get, self.default_other]
+    def _least_prices(self) -> list[Price]:
+        newest = [*(prices[-1] for prices in self.methods.values()), self.default_get, self.default_other]
+        return [price.least for price in newest]
 
     def least_units(self, selector: Selector) -> int:
         """The least units that a selected call adds to its limit, calls that add nothing aside; 1 if no call adds
         any."""
         if not selector.methods:
-            parts = [part for price in self._newest_prices() for part in price.parts]
+            parts = [part for price in self._least_prices() for part in price.parts]
             cheapest_units = []
             for bucket in selector.buckets or self.buckets:
                 cheapest_units.append(min([part.units for part in parts if part.bucket == bucket], default=1))
             return selector.cost(min(cheapest_units))
+        prices = [self.price(method).least for method in selector.methods]
         counted = (
-            sum(selector.cost(part.units) for part in self.price(method).parts if selector.counts_bucket(part.bucket))
-            for method in selector.methods
+            sum(selector.cost(part.units) for part in price.parts if selector.counts_bucket(part.bucket))
+            for price in prices
         )
         return min(filter(None, counted), default=1)
 

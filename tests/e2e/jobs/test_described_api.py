@@ -19,7 +19,7 @@ import quota
 from quota.clients.requests import requests_adapter
 from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
-from support.commands import ROOT
+from support.commands import ROOT, Quota
 from support.installation import Installation
 from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, head
 from support.setup import charges_at
@@ -96,6 +96,23 @@ def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) 
     assert (report.outcome, report.units, report.attempts) == ("done", 12, 6)
     assert {request.headers["authorization"] for request in server.arrived} == {"Bearer a-token-of-github"}
     assert [urlsplit(request.target).path for request in server.arrived] == ["/issues/a"] * 3 + ["/issues/b"] * 3
+
+
+def test_the_default_of_a_reserve_is_not_the_cheapest_call(folder: Path) -> None:
+    """Whatever judges a call before its request is known judges the cheapest request."""
+    reserve = 'reserve = { json = "/n", default = 6_000 }'
+    book = BOOK.replace('[methods]\nread = 2', f'[methods]\nread = {{ {reserve} }}').replace("= 7", f"= {{ {reserve} }}")
+    (folder / "github.toml").write_text(book.replace("[answers]", '[answers]\nunits = "X-Cost"'))
+    (folder / "own_github_job.py").write_text(FETCH.replace("params=", 'json={"n": 2}, params='))
+    more = 'max_units = 12\nleave = { hour = 4_730 }\nschedule = "0 * * * *"\n'
+    with PlainServer(lambda _: Answer(200)) as server:
+        report = run(folder, server.address, more)
+    assert (report.outcome, report.units) == ("done", 12)
+    asked = [Quota(folder)(*command.split()) for command in ("check", "status --check", "plan")]
+    assert [(answer.returncode, answer.stderr) for answer in asked] == [(0, "")] * 3, asked
+    with quota.open(folder / "quota.toml") as session:
+        session.budget().charge("read", units=4_737)
+        assert session.budget().outlook().full is None
 
 
 def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(folder: Path) -> None:
