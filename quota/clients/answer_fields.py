@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,9 +35,6 @@ Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 MB = 1_000_000
 MAX_BODY_MB = 1_000
 MAX_ITEMS = 1_000_000
-
-MAX_FIGURE = sys.float_info.max
-"""The largest figure of a call's usage. What exceeds the largest charge counts as that."""
 
 MAX_HEADER_LENGTH = 1_024
 """Longer headers are cut here before they are read."""
@@ -149,7 +145,7 @@ class Answer:
         all_units = []
         for figure in used.figures:
             given = [(place, value) for place in figure.places if (value := self._value(place, "units")) is not None]
-            numbers = (self._number(place, value, math.ceil, MAX_FIGURE) for place, value in given)
+            numbers = (self._number(place, value, math.ceil) for place, value in given)
             missing = UNREADABLE if given else None
             all_units.append(next((units for units in numbers if units is not None), missing))
         return all_units
@@ -242,10 +238,8 @@ class Answer:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def _number(
-        self, field: Field, value: object, rounded: Callable[[float], int] = math.floor, most: float = MAX_UNITS
-    ) -> int | None:
-        number = _whole(value, rounded, most)
+    def _number(self, field: Field, value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
+        number = _whole(value, rounded)
         if number is None:
             self._note_unread(field.header, value)
         return number
@@ -315,21 +309,21 @@ class Answer:
         return self.at_ms + moment_ms - answered_ms
 
 
-def _figure(value: object, most: float = MAX_UNITS) -> float | None:
-    """A number from 0 to `most`, with its fraction."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
+def _figure(value: object) -> float | None:
+    """A number of units that a charge can have, with its fraction."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_UNITS:
         return value
     return None
 
 
-def _whole(value: object, rounded: Callable[[float], int] = math.floor, most: float = MAX_UNITS) -> int | None:
-    """A number from 0 to `most`, given as a number or as digits, and `rounded`."""
+def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
+    """A number of units that a charge can have, given as a number or as digits, and `rounded`."""
     if isinstance(value, str):
         digits = re.fullmatch(rf'\s*("?)\+?({_DECIMAL})\1\s*(?:{_POLICIES})?', value, re.ASCII)
         if digits is None:
             return None
         value = int(digits[2]) if digits[2].isdecimal() else float(digits[2])
-    figure = _figure(value, most)
+    figure = _figure(value)
     return None if figure is None else rounded(figure)
 
 

@@ -40,7 +40,7 @@ from quota.rules.facts import Exhaustion
 from quota.terms.api import MAX_PARSED_BYTES, NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
 from quota.terms.evidence import Heard, Level, evidence_of
-from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, Limit, leaves_at, no_longer
+from quota.terms.limits import DAY_MS, SECOND_MS, Limit, leaves_at, no_longer
 
 _log = logging.getLogger("quota")
 
@@ -283,14 +283,11 @@ class Attempt:
             self.settle(usage.end())
 
     def settle(self, used_units: int | None) -> None:
-        """Settle the reserved units to the usage, once; more than the largest charge counts as that. None leaves the
-        bound. Never raises a QuotaError; after an error the bound stands until this machine hands the usage over."""
+        """Settle the reserved units to the usage, once. None leaves the bound. Never raises a QuotaError; after an
+        error the bound stands until this machine hands the usage over."""
         if used_units is None or self._settlement is None:
             return
         settlement, self._settlement = self._settlement, None
-        if used_units > MAX_UNITS:
-            self._note_unread(f"the answer names more units than a charge can have; they count as {MAX_UNITS:,}")
-            used_units = MAX_UNITS
         try:
             settlement.settle(used_units)
         except QuotaError as error:

@@ -29,6 +29,7 @@ from quota.common.hosts import MAX_KNOWN, default_port, is_ambiguous, is_loopbac
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import texts
+from quota.terms.limits import MAX_UNITS
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -274,13 +275,13 @@ class Used(NamedTuple):
     figures: tuple[Figure, ...]
 
     def total(self, read: Sequence[int | None]) -> int | None:
-        """The sum of the numbers that were read, one for each figure; None if none was read, or if one is missing or
-        UNREADABLE."""
+        """The sum of the numbers that were read, one for each figure; None if none was read, if one is missing or
+        UNREADABLE, or if the sum is more than a charge can have."""
         if UNREADABLE in read or not any(units is not None for units in read):
             return None
         counted = [figure.default if units is None else units for figure, units in zip(self.figures, read, strict=True)]
         numbers = [units for units in counted if units is not None]
-        return sum(numbers) if len(numbers) == len(counted) else None
+        return sum(numbers) if len(numbers) == len(counted) and sum(numbers) <= MAX_UNITS else None
 
 
 class Match(NamedTuple):

@@ -109,7 +109,7 @@ def test_what_a_client_does_not_unpack_is_read_up_to_the_same_limits(coding: str
 ODD = [(units, None) for units in (-1, "-1", "7 of 9", "1,234", True, None, [], 10**400, float("nan"))]
 
 
-@pytest.mark.parametrize(("units", "settled"), [("7", 7), (7.0, 7), (6.5, 7), ("6.5", 7), (10**16, 10**16), *ODD])
+@pytest.mark.parametrize(("units", "settled"), [("7", 7), (7.0, 7), (6.5, 7), ("6.5", 7), (10**16, None), *ODD])
 def test_a_figure_may_be_text_or_a_fraction(units: object, settled: int | None) -> None:
     """Google writes numbers of 64 bits as text. What is no number settles nothing."""
     assert units_said(event(units)) == units_said(event(units)[6:], events=False) == settled
