@@ -381,8 +381,12 @@ class _FieldKind(Kind):
         header = row.read("header") or ""
         if bool(header) == ("json" in row):
             raise row.error('give either a header or a place in the answer, such as { json = "/usage/total" }')
-        if header and not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", header):
-            raise row.error(f"{show(header)} is not the name of a header", "" if isinstance(value, str) else "header")
+        is_bare = isinstance(value, str)
+        is_path = is_bare and "." in header  # no API has a header with a dot
+        if header and (is_path or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", header)):
+            place = f"/{re.sub('[./]+', '/', header).strip('/')}"
+            json = f'; a place in the JSON is {{ json = "{place}" }}' if re.fullmatch(r"[\w/-]+", place) else ""
+            raise row.error(f"{show(header)} is not the name of a header{json}", "" if is_bare else "header")
         if self.time and "as" not in row:
             raise row.error(f'give the form of the time, for example as = "epoch"; {nearest(None, forms)}')
         if "as" in row and not self.time:
@@ -522,7 +526,9 @@ BOOK = Keys(
         "read_on": Day(required=True),
         "retention": Span(),
         "buckets": Values(each=Table(keys=_BUCKET), names=Name(), required=True),
-        "default": Table(keys=Keys({"get": _cost(1), "other": _cost(1)}), required=True),
+        "default": Table(
+            keys=Keys({"get": _cost(1), "other": _cost(1)}), required=True, example="default = { get = 1, other = 1 }"
+        ),
         "methods": Values(each=_cost(0), required=True),
         "pools": Values(each=Table(keys=Keys({"marks": Texts(), "methods": Texts()})), names=Name()),
         "probe": Table(keys=Keys({"method": Text(required=True), "parameters": Table(empty=True)})),

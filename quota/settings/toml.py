@@ -52,13 +52,14 @@ def dotted(path: str, key: str) -> str:
 @dataclass(eq=False, repr=False)
 class Kind:
     """What a key may hold: any value. `about` describes the key, also in an editor. `default` is the value without the
-    key, as a file would write it; None: it is `unset`. A value that is not `of_type`, or that is empty and may not be
-    `blank`, raises an error that names `wanted`."""
+    key, as a file would write it; None: it is `unset`. An error for a missing key shows the `example`. A
+    value that is not `of_type`, or that is empty and may not be `blank`, raises an error that names `wanted`."""
 
     about: str = ""
     _: KW_ONLY
     default: Any = None
     required: bool = False
+    example: str = ""
     of_type: type[Any] = object
     wanted: str = ""
     unset: Any = None
@@ -159,7 +160,8 @@ class TomlTable:
     def value(self, key: str) -> Any:
         """The value of a required key as the file has it."""
         if key not in self.data:
-            raise self.error(MISSING, key)
+            example = self.keys[key].example if key in self.keys else ""
+            raise self.error(f"{MISSING}, for example {example}" if example else MISSING, key)
         return self.data[key]
 
     def __contains__(self, key: str) -> bool:

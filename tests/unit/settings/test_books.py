@@ -281,7 +281,8 @@ def test_a_message_has_at_most_twenty_mistakes_of_a_book() -> None:
 def test_a_book_needs_each_of_these_keys(key: str) -> None:
     data = parse_toml(BOOK, "shop")
     del data[key]
-    with pytest.raises(ConfigError, match=f"^shop: {key}: missing; the key is required"):
+    example = ", for example default = { get = 1, other = 1 }" if key == "default" else ""
+    with pytest.raises(ConfigError, match=f"^shop: {key}: missing; the key is required{example}$"):
         book_of(data, "shop", "shop")
 
 
