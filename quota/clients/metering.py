@@ -37,7 +37,7 @@ from quota.errors import QuotaError, Refused, UsageError
 from quota.rules.calls import charge_units, granted_units, lowers, wanted_grants
 from quota.rules.entry import CALLS, others_units
 from quota.rules.facts import Exhaustion
-from quota.terms.api import MAX_PARSED_BYTES, NO_BODY, RequestBody
+from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
 from quota.terms.evidence import Heard, Level, evidence_of
 from quota.terms.limits import DAY_MS, SECOND_MS, Limit, leaves_at, no_longer
@@ -105,13 +105,11 @@ class Meter:
             price = book.default_price(verb)
             detail = "the cost book has no such method; add it"
             _warn_once("default_price", detail, book.name, name, method=name, units=price.units)
-        is_unread = body.content is None or len(body.content) > MAX_PARSED_BYTES
-        if is_unread and any(part.reserve and part.reserve.pointer is not None for part in price.parts):
-            detail = "the request is a stream, or larger than 16 MB, so the default is reserved, not its own number"
-            _warn_once("reserve_unread", detail, book.name, name, method=name)
+        detail = "the request is a stream, packed, no JSON, or larger than 16 MB, so the default is reserved"
+        unread = partial(_warn_once, "reserve_unread", detail, book.name, name, method=name)
         parts = []
         for part in price.parts:
-            units = part.reserve.bound(body) if part.reserve else part.units
+            units = part.reserve.bound(body, unread) if part.reserve else part.units
             parts.append(part._replace(units=charge_units(units)))
         return Call(name, parts=tuple(parts))
 

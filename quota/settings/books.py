@@ -31,6 +31,7 @@ from quota.terms.api import (
     KeyPlace,
     LevelRule,
     Match,
+    Pointer,
     Reserve,
     Route,
     Used,
@@ -255,7 +256,7 @@ def _part(row: TomlTable, buckets: Mapping[str, Bucket]) -> tuple[Part, ...]:
         if "units" in row:
             raise row.error("cannot be combined with reserve, which says how many units a call may cost", "units")
         bound = row.read("reserve")
-        reserve = Reserve(pointer=bound.read("json"), **bound.members("default bytes_per_unit"))
+        reserve = Reserve(pointers=_places(bound), **bound.members("default bytes_per_unit"))
         return (Part(bucket, reserve.default, reserve),)
     units = row.read("units")
     return (Part(bucket, units),) if units else ()
@@ -357,9 +358,16 @@ def _used(units: Field | list[TomlTable]) -> Used:
         return Used((Figure((units,)),))
     figures = []
     for row in units:
-        places = row.read("json") if isinstance(row.value("json"), list) else [row.read("json")]
-        figures.append(Figure(tuple(Field(pointer=place) for place in places), row.read("default")))
+        figures.append(Figure(tuple(Field(pointer=place) for place in _places(row)), row.read("default")))
     return Used(tuple(figures))
+
+
+def _places(row: TomlTable) -> tuple[Pointer, ...]:
+    """The places at `json`: one, a list, or none."""
+    places = row.read("json")
+    if "json" not in row:
+        return ()
+    return places if isinstance(row.value("json"), list) else (places,)
 
 
 def _level(table: TomlTable, bucket: str | Field | None) -> LevelRule:

@@ -442,7 +442,8 @@ MAX_WINDOWS = 10
 
 MAX_RULES = 100
 
-_RESERVE = Keys({"json": _JsonPointer(), "default": Whole(required=True), "bytes_per_unit": Whole()})
+_PLACES = (Texts(each=_JsonPointer()), _JsonPointer())
+_RESERVE = Keys({"json": Either(kinds=_PLACES), "default": Whole(required=True), "bytes_per_unit": Whole()})
 
 
 def _part_keys(least: int) -> dict[str, Kind]:
@@ -497,10 +498,7 @@ LEVEL = {
     "limit": _FieldKind(),
     "reset": _FieldKind(time=True),
 }
-_FIGURE = {
-    "json": Either(kinds=(Texts(each=_JsonPointer()), _JsonPointer()), required=True),
-    "default": Whole(minimum=0),
-}
+_FIGURE = {"json": Either(kinds=_PLACES, required=True), "default": Whole(minimum=0)}
 _CLOSED = {"bucket": Text(blank=True), "lasts": Either(kinds=(_Lasting(time=True), Span()))}
 
 

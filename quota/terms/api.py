@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
@@ -210,33 +210,42 @@ NO_BODY = RequestBody()
 
 
 class Reserve(NamedTuple):
-    """The bound of one call, in units: the number at `pointer` in the request's JSON, or `default` if there is no
-    number of 0 or more; plus one unit for each `bytes_per_unit` of the body, rounded up, if that is given."""
+    """The bound of one call, in units: the largest number at one of `pointers` in the request's JSON, or `default` if
+    there is no number of 0 or more; plus one unit for each `bytes_per_unit` of the body, rounded up, if that is
+    given."""
 
     default: int
-    pointer: Pointer | None = None
+    pointers: tuple[Pointer, ...] = ()
     bytes_per_unit: int | None = None
 
     @property
     def least(self) -> int:
         """The least units of any request."""
-        return self.default if self.pointer is None else 1
+        return 1 if self.pointers else self.default
 
-    def bound(self, body: RequestBody) -> int:
-        """The units of a request, 1 or more. Never raises. A fraction is rounded up."""
+    def bound(self, body: RequestBody, unread: Callable[[], object] = lambda: None) -> int:
+        """The units of a request, 1 or more. Never raises. A fraction is rounded up. `unread` is called if the body may
+        have a number and cannot be read."""
         length = body.length if body.content is None else len(body.content)
         of_bytes = 0 if self.bytes_per_unit is None else -(-length // self.bytes_per_unit)
-        number = None if self.pointer is None else _number(body.content, self.pointer)
-        return max(1, (self.default if number is None else number) + of_bytes)
+        document = None
+        if self.pointers and body.content != b"":
+            try:
+                document = _document(body.content)
+            except (ValueError, RecursionError):
+                unread()
+        numbers = [number for pointer in self.pointers if (number := _number(value_at(document, pointer))) is not None]
+        return max(1, max(numbers, default=self.default) + of_bytes)
 
 
-def _number(content: bytes | None, pointer: Pointer) -> int | None:
-    if not content or len(content) > MAX_PARSED_BYTES:
-        return None
-    try:
-        value = value_at(document_in(content), pointer)
-    except (ValueError, RecursionError):
-        return None
+def _document(content: bytes | None) -> object:
+    """The JSON of a request. Raises ValueError or RecursionError."""
+    if content is None or len(content) > MAX_PARSED_BYTES:
+        raise ValueError("a stream, or too long")
+    return document_in(content)
+
+
+def _number(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
         return None
     return ceil(value)

@@ -12,7 +12,7 @@ from quota.errors import ConfigError
 from quota.terms.api import NO_BODY, RequestBody, Reserve
 from support.books import parse_book
 
-CHAT = Reserve(4_096, ("max_tokens",), 3)
+CHAT = Reserve(4_096, (("max_tokens",),), 3)
 
 BOOK = """
 api = "model"
@@ -41,10 +41,10 @@ def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounde
     assert RequestBody.of(memoryview(b'{"max_tokens": 100}')) == body({"max_tokens": 100})
     assert CHAT.bound(body({"max_tokens": 100})) == 100 + 7  # 19 bytes
     assert CHAT.bound(body({"max_tokens": 100, "x": ""})) == 100 + 10  # 28 bytes
-    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": 100})) == 100
-    assert Reserve(4_096, ("a", "0", "b/c")).bound(body({"a": [{"b/c": 7}]})) == 7
+    assert Reserve(4_096, (("max_tokens",),)).bound(body({"max_tokens": 100})) == 100
+    assert Reserve(4_096, (("a", "0", "b/c"),)).bound(body({"a": [{"b/c": 7}]})) == 7
     assert Reserve(50).bound(body({"max_tokens": 100})) == 50
-    assert Reserve(50, None, 10).bound(RequestBody(b"x" * 101)) == 61
+    assert Reserve(50, (), 10).bound(RequestBody(b"x" * 101)) == 61
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounde
     ],
 )
 def test_a_number_from_0_on_is_rounded_up_and_a_call_costs_a_unit_at_least(number: Any, bound: int) -> None:
-    assert Reserve(4_096, ("max_tokens",)).bound(body({"max_tokens": number})) == bound
+    assert Reserve(4_096, (("max_tokens",),)).bound(body({"max_tokens": number})) == bound
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_body_that_is_no_json_counts_by_its_length(content: bytes) -> None:
 
 @pytest.mark.parametrize("text", [b"\xff", "ü".encode("latin-1"), b"\xed\xa0\x80", b"a\nb\t\0"])
 def test_a_text_that_only_some_servers_read_hides_no_number(text: bytes) -> None:
-    assert Reserve(10, ("max_tokens",)).bound(RequestBody(b'{"x": "' + text + b'", "max_tokens": 9000}')) == 9_000
+    assert Reserve(10, (("max_tokens",),)).bound(RequestBody(b'{"x": "' + text + b'", "max_tokens": 9000}')) == 9_000
 
 
 def test_an_unreadable_or_very_long_body_counts_by_its_length() -> None:
@@ -106,6 +106,9 @@ def test_a_book_may_have_a_reservation_in_place_of_units() -> None:
         ("tokens", 9, Reserve(9)),
         ("requests", 1, None),
     ]
+    book = parse_book(BOOK.format(chat='{ reserve = { json = ["/old", "/new"], default = 9 } }'), "b")
+    reserve = book.price("chat").parts[0].reserve or Reserve(1)
+    assert [reserve.bound(body(sent)) for sent in ({}, {"new": 3}, {"old": 4, "new": 3})] == [9, 3, 4]
     dated = "{ prices = [{ units = 5 }, { reserve = { default = 9 }, since = 2026-12-01 }] }"
     assert parse_book(BOOK.format(chat=dated), "b").price("chat").parts[0].reserve == Reserve(9)
 

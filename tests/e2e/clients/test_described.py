@@ -3,6 +3,7 @@ what follows from the answers, and how they settle a call whose price is a bound
 
 from __future__ import annotations
 
+import gzip
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
@@ -288,9 +289,12 @@ def test_a_line_says_once_that_the_number_in_a_request_was_not_read(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metering, "_warned", set())
-    for body in (RequestBody(b"{}"), RequestBody(None, 30), RequestBody(None)):
-        metering.Meter(world.budget).call("chat", "POST", body)
-    assert [message.partition(":")[0] for message in caplog.messages] == ["reserve_unread book=model method=chat"]
+    meter = metering.Meter(world.budget)
+    meter.call("chat", "POST", RequestBody(b"{}"))
+    assert caplog.messages == []
+    for body in (RequestBody(gzip.compress(b'{"max_tokens": 9}')), RequestBody(None, 30), RequestBody(None)):
+        meter.call("chat", "POST", body)
+        assert [message.partition(":")[0] for message in caplog.messages] == ["reserve_unread book=model method=chat"]
 
 
 def test_a_header_may_have_the_units_of_a_call(world: World) -> None:

@@ -101,7 +101,9 @@ def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) 
 def test_the_default_of_a_reserve_is_not_the_cheapest_call(folder: Path) -> None:
     """Whatever judges a call before its request is known judges the cheapest request."""
     reserve = 'reserve = { json = "/n", default = 6_000 }'
-    book = BOOK.replace('[methods]\nread = 2', f'[methods]\nread = {{ {reserve} }}').replace("= 7", f"= {{ {reserve} }}")
+    book = BOOK.replace("[methods]\nread = 2", f"[methods]\nread = {{ {reserve} }}").replace(
+        "= 7", f"= {{ {reserve} }}"
+    )
     (folder / "github.toml").write_text(book.replace("[answers]", '[answers]\nunits = "X-Cost"'))
     (folder / "own_github_job.py").write_text(FETCH.replace("params=", 'json={"n": 2}, params='))
     more = 'max_units = 12\nleave = { hour = 4_730 }\nschedule = "0 * * * *"\n'
