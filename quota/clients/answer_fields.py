@@ -43,6 +43,8 @@ MAX_POLICIES = 10
 """The most items that are read of a `RateLimit` header."""
 
 RETRY_AFTER = Field(header="retry-after", form="seconds")
+RETRY_AFTER_MS = Field(header="retry-after-ms")
+"""As Azure and OpenAI have it, with or without Retry-After."""
 
 OLDER_REMAINING = LevelRule(Field(header="ratelimit-remaining"))
 """What remains, in the drafts of the RateLimit fields before the seventh."""
@@ -186,7 +188,11 @@ class Answer:
 
     @property
     def retry_at_ms(self) -> int | None:
-        """The time in Retry-After. If its number would be a time of more than a year ago, it is a long wait."""
+        """The time in Retry-After-Ms, else in Retry-After. If the number of the latter would be a time of more than a
+        year ago, it is a long wait."""
+        wait_ms = self._number(RETRY_AFTER_MS, self._once(RETRY_AFTER_MS, ""), math.ceil)
+        if wait_ms is not None:
+            return self.at_ms + min(wait_ms, YEAR_MS)
         at_ms = self.moment_ms(RETRY_AFTER, "")
         is_number = _whole(self._once(RETRY_AFTER, "")) is not None
         is_wait = is_number and at_ms is not None and at_ms < self.at_ms - YEAR_MS

@@ -215,6 +215,8 @@ def test_an_answer_of_a_foreign_pool_or_a_window_that_is_over_closes_nothing_by_
         ({"X-RateLimit-Reset": at(-60), "X-RateLimit-Remaining": "0"}, 1_000),
         ({"X-RateLimit-Reset": at(-60), "Retry-After": "90"}, 90_000),
         ({"Retry-After": "999999999"}, HOUR_MS),
+        ({"Retry-After": "3", "Retry-After-Ms": "2350"}, 2_350),
+        ({"Retry-After": "3", "Retry-After-Ms": "soon"}, 3_000),
         # A wait, no time: it would be 25 years ago.
         *(({"Retry-After": text}, HOUR_MS) for text in ("1000000000", "1e+09", "+1000000000, +1000000000")),
         ({"Retry-After": "inf"}, None),
@@ -438,7 +440,17 @@ closed = [
   { status = 403, body = "e", lasts = { header = "X-Reset", as = "duration" } },
 ]
 """
-NAMES = ("x-left", "X-Limit", "x-reset", "X-Pool", "Retry-After", "Date", "RateLimit", "RateLimit-Policy")
+NAMES = (
+    "x-left",
+    "X-Limit",
+    "x-reset",
+    "X-Pool",
+    "Retry-After",
+    "Retry-After-Ms",
+    "Date",
+    "RateLimit",
+    "RateLimit-Policy",
+)
 
 
 def test_the_bucket_of_a_call_is_the_one_that_it_is_charged_to() -> None:
