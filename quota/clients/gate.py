@@ -24,7 +24,7 @@ from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
 from quota.terms.api import NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import text, texts
-from quota.web.documents import NO_RETRY, Problem, seconds
+from quota.web.documents import NO_RETRY, Problem, in_place_of, seconds
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ def has_passed(error: BaseException | None, *code: str) -> bool:
 def answer_to(decision: Decision) -> Problem:
     """The answer to a refused request: 429, or 503 if the ledger did not answer. Its Retry-After is never early."""
     after_ms = decision.retry_after_ms
-    return Problem(
+    return in_place_of(
         503 if decision.reason == "ledger-unavailable" else 429,
         decision.sentence(),
         members={"decision": decision.as_json()},

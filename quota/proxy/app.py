@@ -59,7 +59,7 @@ from quota.reports.status import allowances, read_status
 from quota.session import Session, ledger_trouble
 from quota.terms.api import GOOGLES_HEADERS, NO_BODY, RequestBody
 from quota.terms.arguments import labels
-from quota.web.documents import App, Check, Problem, Receive, Send, health, send_problem
+from quota.web.documents import App, Check, Problem, Receive, Send, health, in_place_of, send_problem
 from quota.web.serving import PIECE_BYTES, hold_little, protected
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def make_app(session: AsyncSession, hosts: Collection[str] | None, token: str | 
             await proxy(scope, receive, send)
 
     async def refuses(_: Any, __: Receive, send: Send) -> None:
-        await send_problem(send, Problem(400, "Request /CREDENTIAL/PATH: this proxy is not for HTTP_PROXY."))
+        await send_problem(send, in_place_of(400, "Request /CREDENTIAL/PATH: this proxy is not for HTTP_PROXY."))
 
     # A client that names this proxy in HTTP_PROXY gets this answer for every host.
     passes_on, passes_by = protected(app, hosts=hosts, policy=None), protected(refuses, hosts=None, policy=None)
@@ -129,13 +129,13 @@ def _turned_away(scope: Any, token: str | None) -> Problem | None:
     """The refusal of a web page, or of a caller without the token; None for others. Health needs no token."""
     names = {name for name, _ in scope["headers"]}
     if names & {b"origin", b"sec-fetch-site"}:
-        return Problem(403, "A web page may not spend units: leave out Origin and Sec-Fetch-Site.")
+        return in_place_of(403, "A web page may not spend units: leave out Origin and Sec-Fetch-Site.")
     if token is None or scope["path"] == "/healthz":
         return None
     sent = [value for name, value in scope["headers"] if name == b"quota-token"]
     if len(sent) == 1 and hmac.compare_digest(sent[0], token.encode()):
         return None
-    return Problem(401, "Send the token of this proxy as Quota-Token.", more=(("www-authenticate", "Quota-Token"),))
+    return in_place_of(401, "Send the token of this proxy as Quota-Token.", more=(("www-authenticate", "Quota-Token"),))
 
 
 def _ledger(session: Session) -> Check:

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from quota.common.text import show
 from quota.errors import QuotaError
 from quota.terms.api import MAX_PARSED_BYTES, RequestBody
-from quota.web.documents import Problem
+from quota.web.documents import in_place_of
 
 Fields = list[tuple[str, str]]
 
@@ -46,7 +46,7 @@ class UnfitError(QuotaError):
 
     def __init__(self, status: int, detail: str, **more: Any) -> None:
         super().__init__(detail)
-        self.problem = Problem(status, detail, **more)
+        self.problem = in_place_of(status, detail, **more)
 
 
 class Asked(NamedTuple):

@@ -1,6 +1,7 @@
 """Problem documents (RFC 9457) and the document of /healthz, without a framework.
 
 Problem         an error with its header fields
+in_place_of     a problem that a client gets in place of an API's answer
 send_problem    sends a problem as the answer of an ASGI application
 seconds         a wait as header fields name it
 Check           one thing that an application needs
@@ -62,6 +63,14 @@ class Problem(NamedTuple):
         if self.retry_after_s is not None:
             fields.append(("retry-after", str(self.retry_after_s)))
         return [*fields, *self.more, ("content-length", str(len(self.body())))]
+
+
+def in_place_of(status: int, detail: str, **more: Any) -> Problem:
+    """A problem that a client gets in place of an API's answer. The SDKs of OpenAI and others show its `error`."""
+    problem = Problem(status, detail, **more)
+    code = problem.members.get("decision", {}).get("reason") or HTTPStatus(status).name.lower()
+    error = {"message": detail, "type": "quota-ledger", "code": code}
+    return problem._replace(members={**problem.members, "error": error})
 
 
 def seconds(duration_ms: int) -> int:

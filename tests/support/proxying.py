@@ -149,4 +149,5 @@ class Answered:
         assert self.field("content-type") == "application/problem+json"
         document: dict[str, Any] = json.loads(self.body)
         assert document["status"] == self.status
+        assert document["error"]["message"] == document["detail"], "as the SDKs of language models read it"
         return document

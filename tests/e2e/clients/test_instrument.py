@@ -404,9 +404,9 @@ def test_a_refusal_may_be_an_answer_of_429(client: Client, server: PlainServer) 
     instrument(server.address, units=10, more=AS_429)
     status, body = client(f"{server.address}/moved")
     assert (status, [request.target for request in server.arrived]) == (429, ["/moved"])
-    assert json.loads(body)["detail"].startswith(
-        "refused search (10 units) on main: limit 'hour' has 1 of 10 units used"
-    )
+    detail, error = (json.loads(body)[name] for name in ("detail", "error"))
+    assert detail.startswith("refused search (10 units) on main: limit 'hour' has 1 of 10 units used")
+    assert error == {"message": detail, "type": "quota-ledger", "code": "limit"}
 
 
 def test_a_made_answer_is_read_like_any_other_and_says_why_and_when_to_come_back(server: PlainServer) -> None:
