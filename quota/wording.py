@@ -467,6 +467,8 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
     if fill.upstream_units:
         others = many(fill.upstream_units, noun)
         yield f"now also {others} used by others, as upstream said,{until(fill.upstream_until_ms)}"
+    if fill.reserved_units:
+        yield f"now {many(fill.reserved_units, noun)} are only reserved; if an answer shows less, the call fits sooner"
     if fill.upstream_then_units:
         yield f"then also {many(fill.upstream_then_units, noun)} used by others, as upstream said"
     then = x.then_limits.get(fill.name or "")

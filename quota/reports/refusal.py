@@ -25,6 +25,7 @@ from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
 from quota.errors import UsageError
 from quota.reports.spending import KeptRefusal, counted, entries_of_window, ids_of_calls, read_refusals
+from quota.reports.status import reserved_of
 from quota.rules.calls import Checklist, cap, charge_units, granted_units
 from quota.rules.entry import Entry, just_before, others_units
 from quota.rules.facts import Exhaustion
@@ -59,8 +60,8 @@ class Filled(NamedTuple):
 
 class Fill(NamedTuple):
     """The units that fill the limit `name`, at the refusal and now: charges, and units that only upstream counted, the
-    last of which leave at `upstream_until_ms`. Unless `is_whole`, the history no longer has all charges of the refusal,
-    and the numbers of then are missing."""
+    last of which leave at `upstream_until_ms`. An answer may lower `reserved_units` of now. Unless `is_whole`, the
+    history no longer has all charges of the refusal, and the numbers of then are missing."""
 
     name: str | None = None
     rows: tuple[Filled, ...] = ()
@@ -68,6 +69,7 @@ class Fill(NamedTuple):
     upstream_then_units: int = 0
     upstream_units: int = 0
     upstream_until_ms: int = 0
+    reserved_units: int = 0
 
     @property
     def then_units(self) -> int:
@@ -76,7 +78,7 @@ class Fill(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         return {
-            **members(self, "name upstream_units"),
+            **members(self, "name upstream_units reserved_units"),
             "log_whole": self.is_whole,
             "upstream_until": rfc3339(self.upstream_until_ms) if self.upstream_units else None,
             "by": [row._asdict() for row in self.rows],
@@ -350,8 +352,9 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
         then = before if total_of(view, before, then_ms).used_units >= used_units else behind
     now = entries_of_window(project, view.window, now_ms)
     then_units, now_units = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for sums, entries in ((then_units, then), (now_units, now)):
-        for charge, units in counted(view.selector, spent(entries)):
+    charged = spent(now)
+    for sums, charges in ((then_units, spent(then)), (now_units, charged)):
+        for charge, units in counted(view.selector, charges):
             sums[charge.job, charge.method, charge.region] += units
     rows = [Filled(*who, then_units[who] if is_whole else None, now_units[who]) for who in {**then_units, **now_units}]
     rows.sort(key=lambda row: (-(row.then_units or 0), -row.now_units, row[:3]))
@@ -363,6 +366,7 @@ def _fill(project: Project, subject: Limit, kept: KeptRefusal, now_ms: int) -> F
         upstream_then_units=others_units(total_of(view, then, then_ms).others_after(then_ms)),
         upstream_units=others_units(total.others_after(now_ms)),
         upstream_until_ms=max([leaves_ms for _, leaves_ms in total.others], default=0),
+        reserved_units=reserved_of(charged, [subject], now_ms).get(subject.name, 0),
     )
 
 

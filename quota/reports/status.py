@@ -21,6 +21,7 @@ from quota.errors import ConfigError, LedgerError, OtherApi, Refused, UnusableLe
 from quota.rules.calls import cap
 from quota.rules.entry import others_units
 from quota.rules.facts import Exhaustion, Grant, Loss, merged
+from quota.rules.spent import Spent
 from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, Settings
 from quota.terms.costs import Bucket, CostBook, upstream_grant
@@ -453,11 +454,16 @@ def _reserved_units(
     project: Project, limits: Sequence[Limit], states: Sequence[LimitState], at_ms: int
 ) -> Mapping[str, int]:
     """The reserved units of each limit, read from the log. No decision uses them."""
-    reserved = Counter[str]()
     if not any(state.used_units for state in states):
-        return reserved
-    for charge in charges(project, at_ms - RESERVED_MS + 1):
-        for limit in limits if charge.reserved_units else ():
+        return {}
+    return reserved_of(charges(project, at_ms - RESERVED_MS + 1), limits, at_ms)
+
+
+def reserved_of(spent: Iterable[Spent], limits: Sequence[Limit], at_ms: int) -> Mapping[str, int]:
+    """The units of each limit that these charges reserve at `at_ms`."""
+    reserved = Counter[str]()
+    for charge in spent:
+        for limit in limits if charge.reserved_units and charge.id[0] > at_ms - RESERVED_MS else ():
             window, selector = limit.view.window, limit.view.selector
             counts = selector.count == "units" and selector.counts(charge.bucket, charge.method, charge.job)
             if counts and charge.id[0] > cutoff(window, at_ms):

@@ -20,12 +20,13 @@ from quota.cli.output import render_parts
 from quota.common.clock import host_clock
 from quota.dashboard.app import Dashboard
 from quota.reports.metrics import of_status
+from quota.reports.refusal import explain_refusal
 from quota.reports.spending import ChargeExplained, explain_charge
 from quota.reports.status import RESERVED_MS, read_status
 from quota.rules.spent import Spent as Entry
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.wording import Line, charge_parts, status_parts
+from quota.wording import Line, charge_parts, refusal_parts, status_parts
 from support.processes import Run
 from support.setup import charges_at
 
@@ -272,3 +273,7 @@ def test_the_status_and_the_page_show_reserved_units(world: World) -> None:
     dashboard.now.get(60)
     html = dashboard.site.overview(dashboard.state())
     assert "of 10,000 used, 3,000 of them reserved" in html
+    assert not world.budget.charge("chat", units=9_000).admitted
+    world.budget.hand_over_refusals()
+    notes = [part.text for part in refusal_parts(explain_refusal(world.session)) if isinstance(part, Line)]
+    assert "now 3,000 units are only reserved; if an answer shows less, the call fits sooner" in notes
