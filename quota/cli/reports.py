@@ -68,6 +68,8 @@ from quota.wording import Line, Table, charge_parts, jobs_alone, refusal_parts, 
 
 WATCH_S = 2
 
+NEVER_KEPT = "; a call that can never fit is not kept"
+
 TABLE_ROWS = 1_000
 """The most rows of a table; then another table begins."""
 
@@ -387,7 +389,8 @@ def log(
         return
     if not printed:
         like = "" if job is None is method else "like that "
-        say(f"nothing {like}was {'refused' if refused else 'charged'} in the last {since}{_hint(session, job, method)}")
+        what, more = ("refused", NEVER_KEPT) if refused else ("charged", "")
+        say(f"nothing {like}was {what} in the last {since}{more}{_hint(session, job, method)}")
     newest_ms = max((kept.at_ms for kept in refusals), default=start_ms)
     if refused and method is None and (unheard := unreported(session, credential, job, newest_ms)):
         say(f"not listed: {unheard}")
@@ -531,7 +534,7 @@ def explain(
                 raise QuotaError(
                     unheard
                     or f"the ledger has no refused call{of}{'' if of.endswith('?') else ';'} a process reports a "
-                    "refusal within 10 s, or when it ends"
+                    f"refusal within 10 s, or when it ends{NEVER_KEPT}"
                 )
             if unheard:
                 fail(f"{unheard}; the last refusal that the ledger has:")

@@ -436,6 +436,7 @@ def test_an_unexplainable_refusal_is_one_line(tmp_path: Path, arguments: tuple[s
     World(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path).session.close()
     answer = Quota(tmp_path)("explain", *arguments)
     assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (status, "", 1), answer
+    assert ("; a call that can never fit is not kept" in answer.stderr) == ("nobody" in arguments[1:] and status == 1)
 
 
 def test_a_limit_that_counts_calls_is_explained_in_calls(world: World) -> None:
