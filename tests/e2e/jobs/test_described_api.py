@@ -12,17 +12,14 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import requests
 from tenacity import wait_none
 
 import quota
-from quota.clients.requests import requests_adapter
 from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
 from support.commands import ROOT, Quota
 from support.installation import Installation
 from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, head
-from support.setup import charges_at
 
 CONFIG = """
 [ledger]
@@ -100,10 +97,8 @@ def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) 
 
 def test_the_default_of_a_reserve_is_not_the_cheapest_call(folder: Path) -> None:
     """Whatever judges a call before its request is known judges the cheapest request."""
-    reserve = 'reserve = { json = "/n", default = 6_000 }'
-    book = BOOK.replace("[methods]\nread = 2", f"[methods]\nread = {{ {reserve} }}").replace(
-        "= 7", f"= {{ {reserve} }}"
-    )
+    reserve = '{ reserve = { json = "/n", default = 6_000 } }'
+    book = BOOK.replace("read = 2", f"read = {reserve}").replace("= 7", f"= {reserve}")
     (folder / "github.toml").write_text(book.replace("[answers]", '[answers]\nunits = "X-Cost"'))
     (folder / "own_github_job.py").write_text(FETCH.replace("params=", 'json={"n": 2}, params='))
     more = 'max_units = 12\nleave = { hour = 4_730 }\nschedule = "0 * * * *"\n'
@@ -150,15 +145,6 @@ def test_an_answer_has_a_deadline_here_too(folder: Path) -> None:
         report = run(folder, upstream.address, "max_answer_s = 1\n")
     assert "upstream's answer was not complete after 1 s" in str(report.regions[0].error)
     assert report.units == report.attempts * 2 > 0
-
-
-def test_an_adapter_of_a_budget_charges_what_goes_to_its_endpoint(folder: Path) -> None:
-    with PlainServer(lambda request: Answer(200)) as api:
-        (folder / "quota.toml").write_text(CONFIG.format(address=api.address))
-        with quota.open(folder / "quota.toml") as session, requests.Session() as client:
-            client.mount("http://", requests_adapter(session.budget()))
-            assert client.get(f"{api.address}/issues/a").status_code == 200
-            assert len(charges_at(session.ledger, session.budget().project)) == 1
 
 
 def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:

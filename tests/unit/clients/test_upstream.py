@@ -440,17 +440,8 @@ closed = [
   { status = 403, body = "e", lasts = { header = "X-Reset", as = "duration" } },
 ]
 """
-NAMES = (
-    "x-left",
-    "X-Limit",
-    "x-reset",
-    "X-Pool",
-    "Retry-After",
-    "Retry-After-Ms",
-    "Date",
-    "RateLimit",
-    "RateLimit-Policy",
-)
+RETRY = ("Retry-After", "Retry-After-Ms")
+NAMES = ("x-left", "X-Limit", "x-reset", "X-Pool", *RETRY, "Date", "RateLimit", "RateLimit-Policy")
 
 
 def test_the_bucket_of_a_call_is_the_one_that_it_is_charged_to() -> None:

@@ -178,10 +178,7 @@ def test_an_answer_table_is_read() -> None:
             "remaining: give either a header or a place in the answer, such as { json =",
         ),
         ("remaining = { header = 'X', as = 'epoch' }", "remaining.as: is only for times, such as `reset`; remove it"),
-        (
-            "units = 'usage.total'",
-            "units: 'usage.total' is not the name of a header; a place in the JSON is { json = \"/usage/total",
-        ),
+        ("units = 'a.b'", """units: 'a.b' is not the name of a header; a place in the JSON is { json = "/a/b" }"""),
         ("remaining = { json = 'usage.total' }", "remaining.json: 'usage.total' is no JSON pointer; write for example"),
         ("remaining = 'X'\nreset = 'Y'", 'reset: give the form of the time, for example as = "epoch"; known: epoch'),
         ("units = { header = 'X', pattern = '[0-9]+' }", "units.pattern: the pattern needs a group, (?P<units>[0-9]+)"),
