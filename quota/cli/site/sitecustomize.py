@@ -18,6 +18,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
     try:
         why = "quota needs Python 3.11 or newer"
         sys.stderr.write("quota: %s cannot be instrumented, so it does not run: %s\n" % (sys.executable, why))
+        sys.stderr.flush()  # before 3.9 it is buffered, unless it is a terminal
     finally:
         os._exit(78)
 
