@@ -165,6 +165,7 @@ class Attempt:
         self._settlement = Settlement(budget.settle, decision) if is_reserved(call) else None
         self._job, region = current_attribution(budget.of_run)
         self._is_over = self._succeeded = self.refunded = False
+        self._unsettled: Sequence[Heard] = ()  # what its answer said, until the call is settled
         self._clock = project_of(budget).wall
         self._ahead_ms = decision.decided_at_ms - self._clock()
         if _log.isEnabledFor(logging.DEBUG):
@@ -250,7 +251,11 @@ class Attempt:
         if reading.free and self.decision.id is not None:
             self._settlement = None
             self._refund(self.decision.id)
-        self._observe(reading.heard)  # after the correction of this call, or its units would count as others'
+        # After the correction of this call: what it used beyond its charge would count as others' too.
+        if self._settles and all(each.level.remaining_units > 0 for each in reading.heard):
+            self._unsettled = reading.heard
+        else:
+            self._observe(reading.heard)
         error = reading.error
         if error is not None and error.bucket is not None and self._budget.on_exhausted is not None:
             with suppress(QuotaError):
@@ -259,6 +264,13 @@ class Attempt:
             # The caller reports it as an error; this only logs it.
             named = {"credential": self._budget.credential, "method": self.decision.method, "reason": error.reason}
             _log.info("%s: %s", line("upstream_config", **named), f"{error.message}; {error.remedy}")
+
+    @property
+    def _settles(self) -> bool:
+        """Whether the body of a good answer will settle the call, as far as former answers show."""
+        book = self._budget.book
+        reads = self._settlement is not None and book.answers.units is not None and self._succeeded
+        return reads and ("usage_unread", book.name, self.decision.method) not in _warned
 
     def usage(self, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
         """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
@@ -292,6 +304,7 @@ class Attempt:
             warn("settle_failed", error, charge=self.decision.id, method=self.decision.method)
         else:
             self._returned(self.decision.cost_units - used_units)
+        self._observe(self._unsettled)
 
     def _observe(self, heard: Sequence[Heard]) -> None:
         try:

@@ -347,18 +347,19 @@ def test_a_run_may_spend_the_unused_part_of_a_reservation(world: World) -> None:
 
 
 def test_no_more_remains_than_upstream_says_once_a_call_has_settled(kind: Any, ledger: Log) -> None:
-    """Others spend the same quota, and each call uses less than it reserves; the last is free."""
-    answers = iter(((200, 300), (200, 240), (304, 180)))
+    """The first call uses more than it reserves, the others less; the last is free. Others spend the same quota."""
+    answers = iter(((200, 600, 400), (200, 300, 40), (200, 240, 40), (304, 180, 0)))
 
     def upstream(_: Arrived) -> Answer:
-        status, left = next(answers)
-        return Answer(status, b'{"usage": {"total_tokens": 40}}' if status == 200 else b"", {"X-Left": str(left)})
+        status, left, usage = next(answers)
+        body = b'{"usage": {"total_tokens": %d}}' % usage if status == 200 else b""
+        return Answer(status, body, {"X-Left": str(left)})
 
     with PlainServer(upstream) as server:
         more = '\nlevels = [{ bucket = "tokens", remaining = "X-Left" }]\nfree = [{ status = 304 }]'
         book = parse_book(BOOK.format(host=server.host, units=BODY_JSON + more), "model")
         budget = budget_of(ledger, limit(1_000, name="tokens", buckets=("tokens",)), book=book)
-        for used_units in (700, 760, 820):
+        for used_units in (400, 700, 760, 820):
             asked_once(kind, f"{server.address}/v1/chat", budget, verb="POST", json={"max_tokens": 100})
             assert used(budget) == used_units
 
