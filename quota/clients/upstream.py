@@ -303,9 +303,9 @@ class Described(Google):
 
     def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
         answer, rules = Answer(status, headers, body, at_ms), self.book.answers
-        states = list(self._states(answer, method))
-        base = super().read(status, headers, body, method=method, at_ms=at_ms)
         rule = next((rule for rule in rules.closed if answer.fits(rule.when)), None)
+        states = list(self._states(answer, method, rule))
+        base = super().read(status, headers, body, method=method, at_ms=at_ms)
         error, closes = self._closed(answer, method, rule, states, base)
         closed = {closing.bucket for closing in closes}  # says already that nothing remains
         own = [state for state in states if not state.is_others]
@@ -369,7 +369,7 @@ class Described(Google):
 
     def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[State]) -> int | None:
         """Until when a bucket is closed: the later of its reset and Retry-After, else the time of the rule, and never
-        longer than its period. A time in the past makes a short pause. None if no time is known.
+        after `_latest_ms`. A time in the past makes a short pause. None if no time is known.
 
         If the rule has a time of its own and units remain, the reset does not count: upstream does not wait for it.
         """
@@ -385,7 +385,7 @@ class Described(Google):
             until_ms = until_ms if own_ms is None else own_ms
         if until_ms is None:
             return self._shorter_end_ms(empty, answer.at_ms)
-        return min(max(until_ms, answer.at_ms + PAUSE_MS), answer.at_ms + self._period_ms(bucket))
+        return min(max(until_ms, answer.at_ms + PAUSE_MS), self._latest_ms(answer, rule, bucket))
 
     def _shorter_end_ms(self, empty: Sequence[State], at_ms: int) -> int | None:
         """When the windows end that these states of one bucket name. None if one of them names none, or the longest."""
@@ -399,12 +399,18 @@ class Described(Google):
             ends.append(leaves_at(windows[0], at_ms))
         return max(ends, default=None)
 
+    def _latest_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str) -> int:
+        """The latest time that an answer may name: after the bucket's period, or the book's own `lasts` if that is
+        longer."""
+        lasts = rule.lasts if rule is not None and rule.bucket in ("", bucket) else None
+        return answer.at_ms + max(self._period_ms(bucket), lasts if isinstance(lasts, int) else 0)
+
     def _period_ms(self, bucket: str) -> int:
         return self.book.buckets.get(bucket, self.book.main_bucket).window.longest_ms
 
     # -- what remains ------------------------------------------------------------------------------------------------
 
-    def _states(self, answer: Answer, method: str) -> Iterator[State]:
+    def _states(self, answer: Answer, method: str, closed_by: ClosedRule | None) -> Iterator[State]:
         """The state of the book's pools in the answer, also if it has no more than a reset. What a cache has kept is
         about another time."""
         if answer.is_stored:
@@ -419,7 +425,7 @@ class Described(Google):
             if bucket:  # else the pool is outside the book
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
-                yield self._checked(answer, State(bucket, remaining, limit, reset_ms, named=name is not None))
+                yield self._checked(answer, closed_by, State(bucket, remaining, limit, reset_ms, named=name is not None))
         has_rule = any(rule.remaining.header.startswith("ratelimit") for rule in self.book.answers.levels)
         for policy in answer.policies():
             state = self._state_by(policy, answer.at_ms)
@@ -427,7 +433,7 @@ class Described(Google):
             if not (changes or has_rule):
                 answer.note_unmatched()
             if state is not None:
-                yield self._checked(answer, state)
+                yield self._checked(answer, closed_by, state)
 
     def _state_by(self, policy: State, at_ms: int) -> State | None:
         """The state of a pool by a policy; None if the policy says nothing of a pool of the book."""
@@ -452,13 +458,13 @@ class Described(Google):
             return name
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
-    def _checked(self, answer: Answer, state: State) -> State:
-        """The state without impossible values: more remaining than the limit, or a reset beyond the period. If nothing
+    def _checked(self, answer: Answer, closed_by: ClosedRule | None, state: State) -> State:
+        """The state without impossible values: more remaining than the limit, or a reset after `_latest_ms`. If nothing
         remains, a later Retry-After is the reset."""
         remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms
         if remaining is not None and limit is not None and remaining > limit:
             state = state._replace(remaining_units=None, limit_units=None)
-        latest_ms = answer.at_ms + self._period_ms(state.bucket)
+        latest_ms = self._latest_ms(answer, closed_by, state.bucket)
         if reset_ms is not None and reset_ms > latest_ms + CLOCK_MS:
             reset_ms = None
         if state.is_empty and (answer.retry_at_ms or 0) > max(answer.at_ms, reset_ms or 0):

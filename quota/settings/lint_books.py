@@ -9,7 +9,7 @@ from quota.common.clock import utc
 from quota.common.findings import Finding, warning
 from quota.common.text import many
 from quota.terms.costs import CostBook
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, format_duration
 
 OLD_DAYS = 180
 SOON_DAYS = 30
@@ -33,6 +33,13 @@ def lint_book(book: CostBook) -> Iterator[Finding]:
         if match.status == 200 and not match.reads_body:
             message = f"answers.free[{number}]: every good answer has status 200, so no call would count"
             yield warning(location, message, "add `body` or `json` to match only those that upstream does not count")
+    for number, rule in enumerate(book.answers.closed):
+        named = [book.buckets[rule.bucket]] if rule.bucket in book.buckets else [*book.buckets.values()]
+        window = max((bucket.window for bucket in named), key=lambda window: window.longest_ms)
+        if isinstance(rule.lasts, int) and rule.lasts > max(DAY_MS, window.longest_ms):
+            lasts = f"answers.closed[{number}]: lasts = {format_duration(rule.lasts)!r}"
+            message = f"{lasts} closes a bucket for longer than a day, and than its longest window of {window.name}"
+            yield warning(location, message, "write a shorter time; ignore this if upstream refuses calls for so long")
     for method, prices in book.methods.items():
         for part in prices[-1].least.parts:
             quota = min(book.buckets[part.bucket].quotas, key=lambda quota: quota.units)

@@ -66,8 +66,10 @@ def answer(quota: Quota, status: int, body: object = "", **headers: object) -> s
 def test_a_file_is_a_cost_book_or_one_line_has_the_reason(quota: Quota) -> None:
     done = quota("book", "check", "github.toml")
     assert (done.returncode, done.stdout) == (0, "github.toml: no errors; 4 methods, 2 buckets, 4 routes\n")
-    (quota.folder / "dear.toml").write_text(BOOK.replace("quota = 900", "quota = 4"))
-    dear, _ = quota("book", "check", "dear.toml").stdout.splitlines()
+    closed = 'closed = [{ status = 429, bucket = "core", lasts = "48h" }, { status = 403, lasts = "24h" }]'
+    (quota.folder / "dear.toml").write_text(BOOK.replace("quota = 900", "quota = 4") + closed)
+    long, dear, _ = quota("book", "check", "dear.toml").stdout.splitlines()
+    assert "answers.closed[0]: lasts = '48h' closes a bucket for longer than a day, and than its longest window" in long
     assert dear == (
         "warning: cost book dear: write costs 5 units of bucket 'points', and the quota is 4 per 1m: it never fits; "
         "correct one of them; ignore this if upstream granted you more"

@@ -241,6 +241,17 @@ def test_a_rules_own_pause_is_kept_where_retry_after_is_over(lasts: str, body: o
     assert closing.until_ms == NOW_MS + after_ms
 
 
+@pytest.mark.parametrize(
+    ("headers", "after_s"), [({}, 30), ({"Retry-After": "20"}, 20), ({"X-Reset": "9s"}, 9), ({"Retry-After": "3600"}, 30)]
+)
+def test_what_the_book_says_is_kept_beyond_the_buckets_window(headers: dict[str, str], after_s: int) -> None:
+    """5 calls a second, and after too many 30 s of refusals. No answer closes the bucket for longer than that."""
+    answers = 'reset = { header = "X-Reset", as = "duration" }\nclosed = [{ status = 429, lasts = "30s" }]'
+    book = a_book(f'remaining = "X-Left"\n{answers}', '[buckets.core]\nquota = 5\nresets = "1s"')
+    (closing,) = read(book, 429, headers).closes
+    assert closing.until_ms == NOW_MS + after_s * 1_000
+
+
 @pytest.mark.parametrize("header", ["Retry-After", "X-RateLimit-Remaining", "X-RateLimit-Limit", "X-RateLimit-Reset"])
 def test_a_header_that_cannot_be_read_is_named(header: str) -> None:
     several = [("RateLimit", text) for text in ('"core";r=many', "core: 5 of 9", "remaining=few")]
