@@ -12,8 +12,9 @@ Each log has its corrections by charge, and a state of named texts: the `epoch`,
 totals (`view:NAME`, a cache), and what seldom changes (facts, claims, places). The epoch names this log. An emptied log
 has no epoch; a log that replaced another has a new epoch.
 
-An epoch that begins with `~` is a fence: `~TOKEN:END_MS`. Nobody appends until the fence is replaced, or the ledger's
-clock passes END_MS. An epoch that begins with `!` is a seal: `!URL`. The log has moved there, and nobody appends.
+An epoch that begins with `~` is a fence: `~TOKEN:END_MS`. Nobody appends until its owner has replaced the epoch; when
+the ledger's clock passes END_MS, anybody may take the fence over. An epoch that begins with `!` is a seal: `!URL`. The
+log has moved there, and nobody appends.
 
 Every method raises LedgerError if the storage cannot answer (UnusableLedger if it never will), and nothing else. All
 are safe to use from several threads, from a signal handler that interrupts a thread, and after a fork.
@@ -59,8 +60,8 @@ BUILDING_MS = 60_000
 """How long the ledger keeps a log that was built to replace another, but never did."""
 
 ANY = 2**53
-"""The room of an Append that nothing stops: no charge of others and no changed fact. Only an unread correction of the
-same charge stops a correction."""
+"""The room of an Append that no charge of others and no changed fact stops. These still do: an unread correction of the
+same charge, more than MAX_UNSEEN unread entries, and a log that another author began."""
 
 PAST_MS = 35 * DAY_MS
 MAX_PAST = 500_000
@@ -79,9 +80,9 @@ class Append(NamedTuple):
     """A request to a log. Without entries it only reads.
 
     The author has read the log `epoch` up to the entry `seen` ("" and START: an empty log). `must` are other
-    entries of this epoch that its machine has read, and that the log must have. The author decided by the time
-    `now_ms`, and accepts no clock later than `latest_ms`. `seq` are 40 random bits for the id: see `seq_of`. An empty
-    log gets the epoch `new_epoch`.
+    entries of this epoch that its machine has read, and that the log must have, or have trimmed. The author decided by
+    the time `now_ms`, and accepts no clock later than `latest_ms`. `seq` are 40 random bits for the id: see `seq_of`.
+    An empty log gets the epoch `new_epoch`.
 
     `room` is how many units others may have taken without changing the decision: each charge takes at least 1, a
     correction takes what it adds, and `others` take all their units (`weight`). Behind an unread marker or an
@@ -116,7 +117,7 @@ class Reply(NamedTuple):
     AGAIN      unread entries might change the decision; nothing was appended
     CLOCK      the ledger's clock is before `now_ms`, or later than `latest_ms`; nothing was appended
     BEHIND     the author has read another log; or this log lacks `seen` or any of `must`, or has trimmed entries after
-               `seen`; or a fence or a seal stands (in `epoch`). Nothing was appended or read
+               `seen`; or a fence, also one that is over, or a seal stands (in `epoch`). Nothing was appended or read
 
     `clock_ms` is the ledger's clock. `unseen` has the entries after `seen`, in order, without those appended now: at
     most MAX_UNSEEN entries. `whole`: these are all.
@@ -204,7 +205,7 @@ class Log(Protocol):
         """The newest corrections of these charges, by key. Uncorrected charges are missing."""
 
     def keep_views(self, project: str, epoch: str, views: Mapping[str, str]) -> bool:
-        """Keep these totals of the log, if it still has this epoch. Also extends the lifetime of the keys."""
+        """Keep these totals of the log, if it still has this epoch. Also extends the lifetime of the log."""
         if is_closed(epoch):
             return False
         return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
@@ -244,13 +245,14 @@ class Log(Protocol):
         ledger builds the new log beside the old one, and checks its length before it replaces."""
 
     def seal(self, project: str, fence: str, url: str) -> bool:
-        """Close the log behind this fence: it has moved to `url`. The ledger keeps the seal for 400 days."""
+        """Close the log behind this fence: it has moved to `url`. The ledger keeps the seal for at least 400 days."""
         stands = self.change(project, {}, {}).epoch
         return is_of(fence, stands) and self.change(project, {EPOCH: stands}, {EPOCH: SEAL + url}).done
 
     def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
         """Move up to `count` entries dated before `before_ms` from the log to the past, oldest first; returns how many.
-        The newest correction of a charge is noted until it leaves itself."""
+        Unreadable entries are deleted. The newest correction of a charge is noted until it leaves itself. A fence or a
+        seal prevents it."""
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         """As `read`, for entries that have left the log. No decision reads them."""

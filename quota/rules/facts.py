@@ -11,8 +11,8 @@
     closing                         finds the exhaustion that stops a call
     merged                          joins the parts of a loss that several machines put back
 
-An exhaustion closes its bucket until its end. A repeat does not extend it. If a bucket was reopened at T, only an
-answer of upstream at or after T closes it again. So late answers to earlier calls do not undo a reopening.
+An exhaustion closes its bucket until its end. A repeat does not extend it. If a bucket was reopened at T, only the
+answer to a call charged at or after T closes it again. So late answers to earlier calls do not undo a reopening.
 
 A change of the facts also appends a marker to the log, so no decision overlooks it: see `quota.ledger.state`.
 """
@@ -175,7 +175,7 @@ class Facts:
 
 
 def exhaust(facts: Facts, exhaustion: Exhaustion, now_ms: int) -> Facts:
-    """Close a bucket, unless it is closed or somebody reopened it after upstream's answer. `Facts.exhaustion` has the
+    """Close a bucket, unless it is closed or somebody reopened it after the call's charge. `Facts.exhaustion` has the
     exhaustion that stands then. If the lifted exhaustion is over, or its reopening is dated ahead of `now_ms`, it does
     not keep the bucket open. Raises UsageError for an invalid value."""
     exhaustion = checked_exhaustion(exhaustion)
