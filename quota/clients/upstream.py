@@ -425,7 +425,9 @@ class Described(Google):
             if bucket:  # else the pool is outside the book
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
-                yield self._checked(answer, closed_by, State(bucket, remaining, limit, reset_ms, named=name is not None))
+                yield self._checked(
+                    answer, closed_by, State(bucket, remaining, limit, reset_ms, named=name is not None)
+                )
         has_rule = any(rule.remaining.header.startswith("ratelimit") for rule in self.book.answers.levels)
         for policy in answer.policies():
             state = self._state_by(policy, answer.at_ms)

@@ -22,6 +22,7 @@ are safe to use from several threads, from a signal handler that interrupts a th
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
@@ -159,7 +160,7 @@ class Correction(NamedTuple):
 
 @runtime_checkable
 class Log(Protocol):
-    """The logs of all projects of one ledger. A ledger may inherit each method that has a body here."""
+    """The logs of all projects of one ledger. A ledger must have each abstract method, and inherits the others."""
 
     label: str
     """Its place, for people: a url without secrets."""
@@ -190,6 +191,7 @@ class Log(Protocol):
         state = {name: text for name, text in moment.state.items() if heads.get(name) not in lacking}
         return moment._replace(state=state)
 
+    @abstractmethod
     def append(self, project: str, request: Append) -> Reply:
         """Append entries under their author's condition, in one atomic step and one round trip.
 
@@ -198,9 +200,11 @@ class Log(Protocol):
         answer is lost it raises LedgerError, and the author asks again.
         """
 
+    @abstractmethod
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         """At most `count` entries with after < id <= through, in order. A fence or a seal does not prevent reading."""
 
+    @abstractmethod
     def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
         """The newest corrections of these charges, by key. Uncorrected charges are missing."""
 
@@ -210,6 +214,7 @@ class Log(Protocol):
             return False
         return self.change(project, {EPOCH: epoch}, {VIEW + name: text for name, text in views.items()}).done
 
+    @abstractmethod
     def change(self, project: str, expected: Fields, becomes: Fields, marker: Entry | None = None) -> Moment:
         """Change fields of the state to `becomes` (None: remove the field), if all fields are as `expected` (None: no
         such field). The same atomic step appends the `marker` to the log, so that no decision can overlook the change.
@@ -219,6 +224,7 @@ class Log(Protocol):
         epoch as the field EPOCH. So the owner of a fence can change what it protects, renew it, or end it; and only an
         author who names a seal lifts it."""
 
+    @abstractmethod
     def names(self, project: str) -> Sequence[str]:
         """The names of all fields that callers keep in the state, in order: without views and the log's own fields."""
 
@@ -236,6 +242,7 @@ class Log(Protocol):
         changed = self.change(project, {EPOCH: stands or None}, {EPOCH: f"{FENCE}{token}:{clock_ms + lease_ms}"})
         return changed.done, changed.epoch
 
+    @abstractmethod
     def replace(
         self, project: str, fence: str, tip: Id, entries: Sequence[Entry], epoch: str, trimmed: Id | None = None
     ) -> bool:
@@ -249,29 +256,37 @@ class Log(Protocol):
         stands = self.change(project, {}, {}).epoch
         return is_of(fence, stands) and self.change(project, {EPOCH: stands}, {EPOCH: SEAL + url}).done
 
+    @abstractmethod
     def trim(self, project: str, before_ms: int, count: int = MAX_READ) -> int:
         """Move up to `count` entries dated before `before_ms` from the log to the past, oldest first; returns how many.
         Unreadable entries are deleted. The newest correction of a charge is noted until it leaves itself. A fence or a
         seal prevents it."""
 
+    @abstractmethod
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         """As `read`, for entries that have left the log. No decision reads them."""
 
+    @abstractmethod
     def past_length(self, project: str) -> int:
         """How many entries the past has. It was shortened if it has MAX_PAST or more."""
 
+    @abstractmethod
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
         """Add entries to the past that are older than the log. It ignores entries that it already has."""
 
+    @abstractmethod
     def projects(self) -> Sequence[str]:
         """The projects that have a log here, in order."""
 
+    @abstractmethod
     def examine(self, project: str) -> Sequence[Finding]:
         """Findings for operators about the place of a project's log. Changes nothing."""
 
+    @abstractmethod
     def now_ms(self) -> int:
         """The ledger's clock."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release files and connections. May be called twice."""
 

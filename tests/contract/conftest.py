@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from support.losses import LedgerStorage, RedisStorage, SqliteStorage
+from support.losses import KINDS, LEDGERS, LedgerStorage, RedisStorage
 from support.processes import Run, runner
 from support.servers import RedisServer, immortal
 from support.setup import Setup
@@ -26,7 +26,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with a ledger runs on each kind; with the mark `topology`, on each topology too."""
     if "ledger_place" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker("topology") is not None
-        places = [PLACE] if PLACE else ["sqlite", "redis", *(PLACES if marked else ())]
+        places = [PLACE] if PLACE else [*KINDS, *(PLACES if marked else ())]
         metafunc.parametrize("ledger_place", places, indirect=True)
 
 
@@ -60,11 +60,9 @@ def topologies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LedgerStorage]:
     """Where an empty ledger lies. Afterwards no key may be left without a lifetime."""
-    if request.param == "sqlite":
-        yield SqliteStorage(tmp_path)
-        return
-    if request.param == "redis":
-        storage = RedisStorage(request.getfixturevalue("redis_server").url)
+    storage: LedgerStorage
+    if request.param in LEDGERS:
+        storage = LEDGERS[request.param](request, tmp_path, 0)
     else:
         if reason := missing(request.param):
             pytest.skip(reason)
@@ -73,9 +71,8 @@ def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Led
     storage.empty()
     yield storage
     immortal = storage.immortal()
-    if request.param == "redis":
-        storage.client.close()
-    assert immortal == [], "keys without a lifetime"
+    storage.close()
+    assert not immortal, "keys without a lifetime"
 
 
 @pytest.fixture

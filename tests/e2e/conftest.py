@@ -12,6 +12,7 @@ import redis
 
 from support.commands import Quota
 from support.emulator import Emulator
+from support.losses import KINDS, LEDGERS
 from support.servers import RedisServer, immortal
 
 
@@ -36,11 +37,10 @@ def shared(redis_server: RedisServer) -> str:
     return redis_server.url
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=KINDS)
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where an empty ledger of each kind is."""
-    url: str = request.getfixturevalue("shared") if request.param == "redis" else f"sqlite:///{tmp_path}/ledger.db"
-    return url
+    return LEDGERS[request.param](request, tmp_path, 0).url
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A ledger that can lose its charges, and machines that use it, each with a journal of its own.
 
+LEDGERS  how the tests get a ledger of each kind: the one place that a further kind needs
 Site     a place where a ledger lies, machines that use it, and the clock of the ledger, which a test moves
 """
 
@@ -8,12 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import pytest
 import redis
 from redis.client import Pipeline
 
@@ -24,6 +26,7 @@ from quota.errors import LedgerError
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
+from quota.rules.entry import Id
 from quota.terms.limits import DAY_MS, Limit
 from support.books import BOOK
 from support.servers import immortal
@@ -46,6 +49,17 @@ class LedgerStorage(Protocol):
     def copy(self) -> Any: ...
 
     def restore(self, copy: Any) -> None: ...
+
+    def spoil(self, entry_id: Id) -> None:
+        """Make an entry of the only log unreadable."""
+
+    def lose(self, *parts: str) -> None:
+        """Lose the `log`, its `state`, or both, and nothing else."""
+
+    def immortal(self) -> Sequence[object]:
+        """What is kept without a lifetime, and should have one."""
+
+    def close(self) -> None: ...
 
 
 class SqliteStorage:
@@ -84,6 +98,22 @@ class SqliteStorage:
             beside = self.path.with_suffix(".new")
             shutil.copy(copy, beside)
             os.replace(beside, self.path)
+
+    def spoil(self, entry_id: Id) -> None:
+        self._run("UPDATE log SET line = ? WHERE ms = ? AND seq = ?", ("?", *entry_id))
+
+    def lose(self, *parts: str) -> None:
+        for part in (*parts, *(["corrected"] if "log" in parts else [])):
+            self._run(f"DELETE FROM {part}")  # noqa: S608  # a table of ours
+
+    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> None:
+        with closing(sqlite3.connect(self.path, timeout=20)) as db, db:
+            db.execute(statement, values)
+
+    def immortal(self) -> Sequence[object]:
+        return ()
+
+    def close(self) -> None: ...
 
 
 class RedisStorage:
@@ -142,9 +172,41 @@ class RedisStorage:
         projects = {key.partition(b"}")[0] for key in keys}
         return client.pipeline(transaction=len(self.clients) == 1 or len(projects) == 1)
 
-    def immortal(self) -> list[bytes]:
-        """The keys without a lifetime."""
+    def spoil(self, entry_id: Id) -> None:
+        """A stream takes nothing in its middle: what is behind the entry is added again."""
+        (key,) = self.client.keys("*:log")
+        rows = self.client.xrange(key, f"{entry_id[0]}-{entry_id[1]}")
+        for row_id, _ in rows:
+            self.client.xdel(key, row_id)
+        copy = key + b"-copy"
+        for row_id, fields in [*self.client.xrange(key), (rows[0][0], {"e": "?"}), *rows[1:]]:
+            self.client.xadd(copy, fields, id=row_id)
+        self.client.expire(copy, 1_000)
+        self.client.rename(copy, key)
+
+    def lose(self, *parts: str) -> None:
+        for part in (*parts, *(["corrected"] if "log" in parts else [])):
+            self.client.delete(*(self.client.keys(f"*:{part}") or ["none"]))
+
+    def immortal(self) -> Sequence[object]:
         return [key for client in self.clients for key in immortal(client)]
+
+    def close(self) -> None:
+        """A cluster's clients are the topology's."""
+        if len(self.clients) == 1:
+            self.client.close()
+
+
+def _redis(request: pytest.FixtureRequest, folder: Path, number: int) -> RedisStorage:
+    return RedisStorage(f"{request.getfixturevalue('server').url.rpartition('/')[0]}/{number}")
+
+
+Opener = Callable[[pytest.FixtureRequest, Path, int], LedgerStorage]
+LEDGERS: dict[str, Opener] = {"sqlite": lambda request, folder, number: SqliteStorage(folder), "redis": _redis}
+"""Each kind of ledger, and what makes its place for a test: in a folder, or on a server, where several ledgers have
+a `number`. Every suite of the contract runs over these."""
+
+KINDS = tuple(LEDGERS)
 
 
 class Fault(NamedTuple):

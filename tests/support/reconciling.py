@@ -14,7 +14,7 @@ from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
 from quota.session import Session
 from quota.terms.limits import HOUR_MS, Calendar
 from support.emulator import Emulator
-from support.losses import RedisStorage, SqliteStorage
+from support.losses import LedgerStorage
 
 NOON = Calendar("day", "America/Los_Angeles").edges(1_793_000_000_000)[0] + 12 * HOUR_MS
 
@@ -36,7 +36,7 @@ class Site:
     the configuration above with its first session."""
 
     folder: Path
-    url: str
+    place: LedgerStorage
     now_ms: int = NOON
     api: str = "youtube-v3"
     more: str = ""
@@ -52,7 +52,7 @@ class Site:
         (self.folder / "key").write_text("a-key")
         where = endpoint or (self.upstream or self.emulate()).address
         config = self.folder / "quota.toml"
-        text = CONFIG.format(url=self.url, api=parts.get("api", self.api), endpoint=where)
+        text = CONFIG.format(url=self.place.url, api=parts.get("api", self.api), endpoint=where)
         config.write_text(text.replace("cloud-project-1", parts.get("cloud_project", "cloud-project-1")) + self.more)
         return config
 
@@ -100,8 +100,7 @@ class Site:
 
     def empty_ledger(self) -> None:
         """Empty the ledger behind everybody's back."""
-        in_file = self.url.startswith("sqlite")
-        (SqliteStorage(self.folder) if in_file else RedisStorage(self.url)).empty()
+        self.place.empty()
 
     def close(self) -> None:
         for each in reversed(self._open):

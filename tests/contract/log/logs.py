@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from itertools import count
-from pathlib import Path
-from typing import Any, Protocol
-
-import redis
+from typing import Any
 
 from quota.errors import LedgerError
+from quota.ledger.factory import open_ledger
 from quota.ledger.log import ANY, Append, Log, Reply
-from quota.ledger.redis_log import RedisLog
-from quota.ledger.sqlite_log import SqliteLog
 from quota.rules.entry import START, Entry, Id
+from support.losses import LedgerStorage
 
 P = "p"
 """The project of a test."""
@@ -120,85 +115,22 @@ def no_answer(*_: Any, **options: Any) -> Any:
 # -- where a log lies ----------------------------------------------------------------------------------------------
 
 
-class Place(Protocol):
-    """Where a log of a kind lies, and what may befall it there."""
+class Place:
+    """Where a log lies, and the logs that processes opened there."""
+
+    def __init__(self, storage: LedgerStorage) -> None:
+        self.storage, self.spoil, self.lose = storage, storage.spoil, storage.lose
+        self._logs: list[Log] = []
 
     def open(self, clock: Callable[[], int] | None = None) -> Log:
         """The log, as one more process opens it."""
-
-    def spoil(self, log: Log, entry_id: Id) -> None:
-        """Make an entry unreadable."""
-
-    def lose(self, *parts: str) -> None:
-        """Lose the `log`, its `state`, or both, and nothing else."""
-
-    def close(self) -> None: ...
-
-
-class SqlitePlace:
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "ledger.db"
-        self._logs: list[Log] = []
-
-    def open(self, clock: Callable[[], int] | None = None) -> Log:
-        self._logs.append(SqliteLog(f"sqlite:///{self.path}", clock=clock))
+        self._logs.append(open_ledger(self.storage.url, clock=clock))
         return self._logs[-1]
 
-    def spoil(self, log: Log, entry_id: Id) -> None:
-        self._run("UPDATE log SET line = ? WHERE ms = ? AND seq = ?", ("?", *entry_id))
-
-    def lose(self, *parts: str) -> None:
-        for part in parts:
-            self._run(f"DELETE FROM {part}")  # noqa: S608  # a table of ours
-        if "log" in parts:
-            self._run("DELETE FROM corrected")
-
-    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> None:
-        with closing(sqlite3.connect(self.path, timeout=20)) as db, db:
-            db.execute(statement, values)
-
     def close(self) -> None:
+        """Afterwards nothing may be left without a lifetime."""
         for log in self._logs:
             log.close()
-
-
-class RedisPlace:
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._logs: list[Log] = []
-        self.client = redis.Redis.from_url(url, decode_responses=True)
-        self.client.flushall()
-
-    def open(self, clock: Callable[[], int] | None = None) -> Log:
-        self._logs.append(RedisLog(self.url, clock=clock))
-        return self._logs[-1]
-
-    def spoil(self, log: Log, entry_id: Id) -> None:
-        """A stream takes nothing in its middle: what is behind the entry is added again."""
-        key = self._key("log")
-        rows = self.client.xrange(key, f"{entry_id[0]}-{entry_id[1]}")
-        for row_id, _ in rows:
-            self.client.xdel(key, row_id)
-        copy = f"{key}-copy"
-        for row_id, fields in [*self.client.xrange(key), (rows[0][0], {"e": "?"}), *rows[1:]]:
-            self.client.xadd(copy, fields, id=row_id)
-        self.client.expire(copy, 1_000)
-        self.client.rename(copy, key)
-
-    def lose(self, *parts: str) -> None:
-        for part in parts:
-            self.client.delete(self._key(part))
-        if "log" in parts:
-            self.client.delete(*(self.client.keys("*:corrected") or ["none"]))
-
-    def _key(self, part: str) -> str:
-        (key,) = self.client.keys(f"*:{part}")
-        return str(key)
-
-    def close(self) -> None:
-        """Afterwards no key may be left without a lifetime."""
-        for log in self._logs:
-            log.close()
-        immortal = [key for key in self.client.scan_iter() if self.client.ttl(key) == -1]
-        self.client.close()
-        assert immortal == [], "keys without a lifetime"
+        immortal = self.storage.immortal()
+        self.storage.close()
+        assert not immortal, "keys without a lifetime"

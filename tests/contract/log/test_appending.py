@@ -194,7 +194,7 @@ def test_an_unread_correction_takes_what_it_adds(log: Log, before: int, after: i
 def test_a_marker_or_an_unreadable_entry_leaves_no_room_and_raises_nothing(log: Log, place: Place, kind: str) -> None:
     first, second, last = added(log, charge(), marker() if kind == "marker" else charge(), charge())
     if kind == "unreadable":
-        place.spoil(log, second.id)
+        place.spoil(second.id)
     unseen = [(entry.id, entry.kind) for entry in ask(log).unseen]
     assert unseen == [(first.id, "charge"), (second.id, kind), (last.id, "charge")]
     assert not fits(log, ANY - 1)

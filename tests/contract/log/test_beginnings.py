@@ -34,6 +34,11 @@ def kept(epoch: str, head: Id) -> str:
     return f"{epoch} 5 0-0 {id_text(head)} -"
 
 
+def test_a_log_that_lacks_methods_names_them_when_it_is_opened() -> None:
+    with pytest.raises(TypeError, match=r"abstract methods? .*\bchange\b.*\bread\b"):
+        type("Half", (Log,), {"append": print})()
+
+
 def test_a_beginning_has_the_epoch_the_time_and_the_state(log: Log, clock: Clock) -> None:
     *_, last = added(log, charge(), charge())
     clock.now_ms += 5

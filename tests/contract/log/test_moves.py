@@ -17,8 +17,6 @@ from contract.log.logs import (
     Clock,
     P,
     Place,
-    RedisPlace,
-    SqlitePlace,
     add,
     added,
     ask,
@@ -45,11 +43,11 @@ from quota.rules.facts import FACTS, Exhaustion, Facts
 from quota.rules.refusals import RefusalCount
 from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS
+from support.losses import KINDS, LEDGERS
 from support.patience import PATIENCE_S
 from support.processes import in_threads
-from support.servers import RedisServer, until
+from support.servers import until
 
-KINDS = ("sqlite", "redis")
 CLAIM = Claim("job", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
 WRITES = ("fence", "change", "replace", "seal", "add_past")
 WRITES_OF_A_MOVE = 7
@@ -69,20 +67,19 @@ class Pair:
         return self.places[number].open(self.clock)
 
 
-def _place(kind: str, number: int, folder: Path, server: RedisServer) -> Place:
-    if kind == "redis":
-        return RedisPlace(f"redis://127.0.0.1:{server.port}/{number}")
+def _place(request: pytest.FixtureRequest, number: int, folder: Path) -> Place:
     (folder / str(number)).mkdir()
-    return SqlitePlace(folder / str(number))
+    return Place(LEDGERS[request.param[number]](request, folder / str(number), number))
 
 
-@pytest.fixture(params=[("sqlite", "redis"), ("redis", "sqlite")], ids="-".join)
-def pair(
-    request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Pair]:
+BETWEEN = [*itertools.permutations(KINDS, 2)]
+
+
+@pytest.fixture(params=BETWEEN, ids="-".join)
+def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setattr(SqliteLog, "_deadline_s", PATIENCE_S)
     monkeypatch.setattr(RedisLog, "_timeout_s", PATIENCE_S)
-    here, there = (_place(kind, n, tmp_path, redis_server) for n, kind in enumerate(request.param))
+    here, there = (_place(request, number, tmp_path) for number in (0, 1))
     yield Pair((here, there), Clock())
     here.close()
     there.close()
@@ -292,7 +289,7 @@ def test_a_move_distinguishes_a_copy_from_another_log(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("holds", ["charges", "claims", "nothing"])
-@pytest.mark.parametrize("pair", [("sqlite", "redis"), ("redis", "sqlite")], indirect=True, ids="-".join)
+@pytest.mark.parametrize("pair", BETWEEN, indirect=True, ids="-".join)
 def test_one_ledger_under_two_urls_stays_as_it_is(pair: Pair, holds: str) -> None:
     other = pair.open(0)
     other.label += "?"
@@ -459,7 +456,7 @@ def test_a_replaced_log_does_not_stand_under_its_old_epoch(pair: Pair, monkeypat
     assert is_open(pair.old)
 
 
-@pytest.mark.parametrize("pair", [("sqlite", "redis"), ("redis", "sqlite")], indirect=True, ids="-".join)
+@pytest.mark.parametrize("pair", BETWEEN, indirect=True, ids="-".join)
 def test_a_second_move_restores_what_the_new_ledger_lost(pair: Pair) -> None:
     used(pair.old, pair.clock)
     held = content(pair.old)

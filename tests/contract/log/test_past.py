@@ -74,7 +74,7 @@ def test_corrections_leave_behind_their_charges(log: Log, clock: Clock) -> None:
 
 def test_an_entry_that_nobody_can_read_keeps_nothing_from_leaving(log: Log, place: Place) -> None:
     first, spoilt, last = added(log, charge(), charge(), charge())
-    place.spoil(log, spoilt.id)
+    place.spoil(spoilt.id)
     assert log.trim(P, NOW_MS + 1) == 3
     assert [entry for entry in past_of(log) if entry.kind != "unreadable"] == [first, last]
     assert entries_of(log) == []

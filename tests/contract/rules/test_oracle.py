@@ -10,6 +10,7 @@ import pytest
 
 from support.delayed_decisions import DelayedDecisions
 from support.log_operations import RandomOperations
+from support.losses import KINDS, LEDGERS
 
 OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "1200"))
 SEEDS = 10
@@ -22,17 +23,15 @@ OUTCOMES = (
 )
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+@pytest.mark.parametrize("kind", ["memory", *KINDS])
 def test_every_answer_is_the_oracles(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Reason, used, remaining and retry_at agree in every operation, for processes that differ, change and start anew
     on one log, with clocks that are off, jump, and go back; the log lets go of nothing that a window named until then
     can reach."""
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):
-        if kind == "redis":
-            url = request.getfixturevalue("server").url
-        else:
-            url = f"sqlite:///{tmp_path}/{seed}.db" if kind == "sqlite" else "memory:"
+        (folder := tmp_path / str(seed)).mkdir()
+        url = "memory:" if kind == "memory" else LEDGERS[kind](request, folder, 0).url
         with RandomOperations(url, seed) as run:
             counts += run.run(OPERATIONS // SEEDS)
     assert all(counts[outcome] > 0 for outcome in OUTCOMES), counts

@@ -23,6 +23,7 @@ from quota.settings.load import load_settings
 from quota.terms.limits import DAY_MS, Calendar
 from support.configurations import both_windows
 from support.local import LocalSession
+from support.losses import KINDS
 
 DAYS = int(os.environ.get("QUOTA_TEST_DAYS", "3"))
 PACIFIC = Calendar("day", "America/Los_Angeles")
@@ -65,8 +66,8 @@ COMBINATIONS = [
     pytest.param(change, pacing, ledger, id=f"{change}-{'paced' if pacing else 'unpaced'}-{ledger}")
     for change in CHANGES
     for pacing in (False, True)
-    for ledger in ("sqlite", "redis")
-    if ALL or (change == "march") == pacing == (ledger == "redis")
+    for ledger in KINDS
+    if ALL or (change == "march") == pacing == (ledger != "sqlite")
 ]
 
 

@@ -14,10 +14,11 @@ from quota.cli.reconcile import notices_of, reconciled_parts
 from quota.reports.status import read_status
 from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
+from support.losses import KINDS
 from support.plain_http import Answer, PlainServer
 from support.reconciling import Site
 
-each_ledger = pytest.mark.parametrize("site", ["sqlite", "redis"], indirect=True)
+each_ledger = pytest.mark.parametrize("site", KINDS, indirect=True)
 
 PACIFIC = Calendar("day", "America/Los_Angeles")
 

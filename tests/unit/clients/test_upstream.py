@@ -242,7 +242,8 @@ def test_a_rules_own_pause_is_kept_where_retry_after_is_over(lasts: str, body: o
 
 
 @pytest.mark.parametrize(
-    ("headers", "after_s"), [({}, 30), ({"Retry-After": "20"}, 20), ({"X-Reset": "9s"}, 9), ({"Retry-After": "3600"}, 30)]
+    ("headers", "after_s"),
+    [({}, 30), ({"Retry-After": "20"}, 20), ({"X-Reset": "9s"}, 9), ({"Retry-After": "3600"}, 30)],
 )
 def test_what_the_book_says_is_kept_beyond_the_buckets_window(headers: dict[str, str], after_s: int) -> None:
     """5 calls a second, and after too many 30 s of refusals. No answer closes the bucket for longer than that."""
