@@ -11,7 +11,7 @@ from calendar import monthrange
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
 from quota.common.clock import LATEST_MS
@@ -227,21 +227,23 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     """The start in ms of the period that holds `at_ms`, or of the period `later` periods after it."""
     zone = load_zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
-    period_ms = PERIOD_MS[calendar.period]
-    if period_ms < DAY_MS:
-        # Count elapsed time: at a clock change the same wall hour comes twice, and each is an hour of its own. Use the
-        # standard offset: Lord Howe's summer time is half an hour, and edges must not move during an hour.
-        standard = (local.utcoffset() or timedelta()) - (local.dst() or timedelta())
-        offset_ms = round(standard.total_seconds() * 1000)
-        return (at_ms + offset_ms) // period_ms * period_ms - offset_ms + later * period_ms
     day = local.date()
-    if calendar.period == "day":
-        day += timedelta(days=later)
-    elif calendar.period == "week":
-        day += timedelta(days=7 * later - (day.weekday() - WEEKDAYS.index(calendar.starts)) % 7)
-    else:
-        before = day < _in_month(day.year * 12 + day.month - 1, calendar.day)
-        day = _in_month(day.year * 12 + day.month - 1 - before + later, calendar.day)
+    match calendar.period:
+        case "quarter-hour" | "hour":
+            # Count elapsed time: at a clock change the same wall hour comes twice, and each is an hour of its own. Use
+            # the standard offset: Lord Howe's summer time is half an hour, and edges must not move during an hour.
+            standard = (local.utcoffset() or timedelta()) - (local.dst() or timedelta())
+            offset_ms, period_ms = round(standard.total_seconds() * 1000), PERIOD_MS[calendar.period]
+            return (at_ms + offset_ms) // period_ms * period_ms - offset_ms + later * period_ms
+        case "day":
+            day += timedelta(days=later)
+        case "week":
+            day += timedelta(days=7 * later - (day.weekday() - WEEKDAYS.index(calendar.starts)) % 7)
+        case "month":
+            before = day < _in_month(day.year * 12 + day.month - 1, calendar.day)
+            day = _in_month(day.year * 12 + day.month - 1 - before + later, calendar.day)
+        case _:
+            assert_never(calendar.period)
     # Where a clock change skips midnight, fold=0 reads it with the old offset, which gives the moment of the change.
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1000
 

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from quota.common.files import read_text
 from quota.settings.books import book_names, book_tables
+from quota.terms.api import VERBS, Form
+from quota.terms.limits import PERIODS, WEEKDAYS
 
-SCHEMA = json.loads(read_text("quota.config", "costs/schema.json"))
+TEXT = read_text("quota.config", "costs/schema.json")
+SCHEMA = json.loads(TEXT)
 VALIDATOR = Draft202012Validator(SCHEMA)
 
 
 def test_the_cost_book_schema_is_valid() -> None:
     Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_each_choice_is_the_readers() -> None:
+    enums = [json.loads(choices) for choices in re.findall(r'"enum": (\[[^]]*\])', TEXT)]
+    assert enums == [[*PERIODS], [*WEEKDAYS], [*get_args(Form)]], "write them into config/costs/schema.json"
+    assert f"({'|'.join(VERBS)}) " in TEXT, "write VERBS into config/costs/schema.json"
 
 
 @pytest.mark.parametrize("name", book_names())
