@@ -223,7 +223,7 @@ def spend(
         print_json(spending.as_json())
         return
     if as_csv:
-        print_csv([*spending.by, "charges", "units"], spending.rows_json())
+        print_csv(spending.columns, spending.rows_json())
         return
     cut = spending.since_ms > start_ms
     if spending.rows:
@@ -258,7 +258,7 @@ def _spending_table(spending: Spending) -> Table:
     sums = (f"{spending.total_charges:,}", f"{spending.total_units:,}")
     fields = len(spending.by)
     return Table(
-        (*spending.by, "charges", "units"),
+        spending.columns,
         rows,
         numbers=(fields, fields + 1),
         footer=("total", *[""] * (fields - 1), *sums),

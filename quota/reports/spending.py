@@ -57,6 +57,10 @@ class Spending(NamedTuple):
     total_charges: int = 0
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.by, "charges", "units")
+
+    @property
     def total_units(self) -> int:
         return sum(units for _, _, units in self.rows)
 
@@ -71,11 +75,9 @@ class Spending(NamedTuple):
         }
 
     def rows_json(self) -> list[dict[str, object]]:
-        """The rows that are shown."""
-        return [
-            {**dict(zip(self.by, values, strict=True)), "charges": calls, "units": units}
-            for values, calls, units in self.rows[: self.most]
-        ]
+        """The rows that are shown, by `columns`."""
+        rows = [(*values, calls, units) for values, calls, units in self.rows[: self.most]]
+        return [dict(zip(self.columns, row, strict=True)) for row in rows]
 
 
 def read_spending(
