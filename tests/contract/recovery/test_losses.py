@@ -43,6 +43,13 @@ def test_a_charge_that_is_put_back_keeps_its_time_and_what_it_counts(site: Site,
     assert [charge.units for charge in charges_at(machine.ledger)] == [1], "it does not come back once it has left"
 
 
+def test_each_charge_of_calls_that_were_decided_together_is_put_back(site: Site) -> None:
+    budget = site.machine().budget(SIXTY)
+    budget.charge_many([("videos.list", 20), ("videos.list", 30)])
+    site.clear()
+    assert budget.usage()[0].used_units == 50, "the journal of this machine lacks a charge"
+
+
 @pytest.mark.usefixtures("state_dir")
 def test_configurations_of_one_machine_note_what_each_of_them_charged(
     ledger_place: LedgerStorage, tmp_path: Path

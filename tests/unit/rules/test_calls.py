@@ -181,6 +181,13 @@ def test_the_number_enforced_is_what_grants_leaving_and_pace_make_of_a_limit(
     assert cap(held, leave, cost, now_ms, granted) == units
 
 
+def test_a_job_leaves_its_part_of_a_paced_and_of_a_granted_limit() -> None:
+    grants = (Grant("units", 900, MIDNIGHT, NEXT_MIDNIGHT),)
+    for held, facts, units in ((limit(), Facts(grants=grants), 800), (PACED, Facts(), 1_437)):
+        made = checklists(held, leave={"backfill": {"day": 100}})["items.list", 1, None, "backfill"]
+        assert made.caps_compared(facts, NOON) == (units,), "`leave` did not lower the limit"
+
+
 def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_does() -> None:
     made = checklists(limit(100), leave={"backfill": {"day": 40}})
     for units, job in ((100, ""), (60, "backfill")):

@@ -82,6 +82,13 @@ def test_a_correction_goes_by_what_its_charge_counts_here_whatever_its_author_th
     assert total.used_units == 40
 
 
+def test_a_refund_of_a_charge_that_is_not_held_ready_to_leave_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 1)
+    first, second = charge(NOON, 100), charge(NOON + 1, 10)
+    total = total_of(DAY, [first, second, correction(second, 0, NOON + 2)], NOON + 2)
+    assert total.used_units == 100, "the refund of 10 units freed others"
+
+
 def test_a_clock_that_goes_back_counts_again_what_had_left() -> None:
     entries = [charge(NOON, 5), charge(NOON + HOUR_MS)]
     total = total_of(DAY, entries, NOON + HOUR_MS)
