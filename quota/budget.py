@@ -30,7 +30,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quota.common.fork import OfOneProcess
 from quota.common.log import line
 from quota.common.text import listed, many, show
-from quota.deciding.allowance import Allowance, draw, owe_correction, owed_units, settle_draws, stand, try_to_repay
+from quota.deciding.allowance import (
+    Allowance,
+    allowance_state,
+    draw,
+    owe_correction,
+    owed_units,
+    settle_draws,
+    try_to_repay,
+)
 from quota.deciding.answers import Answers
 from quota.deciding.corrections import add, catch_up, correct, insist
 from quota.deciding.decide import decide
@@ -212,7 +220,7 @@ class Budget(OfOneProcess):
         why = self._project.log.unwritable(self.project)
         return self._on_allowance(outlook, LedgerError(why)) if why else outlook
 
-    def unread(self, trouble: LedgerError) -> Outlook:
+    def outlook_without_ledger(self, trouble: LedgerError) -> Outlook:
         """The outlook while the ledger does not answer for this project: no limits, and what the allowance admits."""
         nothing = Outlook(self._project.wall(), (), (), None, None, None, None)
         return self._on_allowance(nothing, trouble)
@@ -237,7 +245,7 @@ class Budget(OfOneProcess):
     def allowance(self) -> AllowanceState | None:
         """What this machine may spend while the ledger does not answer, and how much of it is drawn; None if nothing is
         configured."""
-        return None if self._allowance is None else stand(self._project, self._allowance)
+        return None if self._allowance is None else allowance_state(self._project, self._allowance)
 
     def spend(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
@@ -419,7 +427,7 @@ class Budget(OfOneProcess):
         if usable is not None and closed is None:
             try:
                 left_units = draw(self._project, usable, charges, detail, read=read, commit=commit)
-                allowance = stand(self._project, usable, [charge.units for charge in charges])
+                allowance = allowance_state(self._project, usable, [charge.units for charge in charges])
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = left_units is not None

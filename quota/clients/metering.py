@@ -68,6 +68,7 @@ class Meter:
         return Attempt(self, self.decide([call])[0], call)
 
     def decide(self, calls: Sequence[Call]) -> list[Decision]:
+        """Charge these calls, all or none, unless they exceed what the run may spend."""
         budget, run_limit = self.budget, self.run_limit
         if run_limit is None:
             return budget._decide(calls, commit=True)

@@ -144,8 +144,8 @@ class Opened:
             pass
 
 
-def first_within(path: str | os.PathLike[str], ms: int) -> bool:
-    """Whether no process called this with `path` for `ms`. The file at `path` has the time of the last call.
+def first_within(path: str | os.PathLike[str], span_ms: int) -> bool:
+    """Whether no process called this with `path` for `span_ms`. The file at `path` has the time of the last call.
 
     A file from the future, by a wrong clock, does not count. Raises OSError.
     """
@@ -156,7 +156,7 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
     try:
         with contextlib.suppress(OSError):  # a file system without locks: two processes may be first
             fcntl.flock(fd, fcntl.LOCK_EX)
-        if 0 <= host_clock() - os.fstat(fd).st_mtime_ns // 1_000_000 < ms:
+        if 0 <= host_clock() - os.fstat(fd).st_mtime_ns // 1_000_000 < span_ms:
             return False
         os.utime(fd)
         return True

@@ -46,7 +46,7 @@ class Allowance(NamedTuple):
     allowance_units: int
 
 
-def stand(project: Project, allowance: Allowance, costs: Sequence[int] = ()) -> AllowanceState | None:
+def allowance_state(project: Project, allowance: Allowance, costs: Sequence[int] = ()) -> AllowanceState | None:
     """How much of the allowance is drawn, and when it has room for calls of these `costs` together (none: for more than
     now). None if this project has no allowance."""
     if project.journal is None:
@@ -200,8 +200,8 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> list[Entry] | No
     return [draw.entry for draw in before]
 
 
-def owe_correction(project: Project, ms: int, key: str, units: int) -> None:
+def owe_correction(project: Project, charged_ms: int, key: str, units: int) -> None:
     """Keep the true cost of a charge that the ledger did not take: the next process of this machine hands it over."""
     if project.journal is not None:
-        project.journal.draws.keep(ms, key, units, project.wall(), project.since_boot())
+        project.journal.draws.keep(charged_ms, key, units, project.wall(), project.since_boot())
         project.owes_again_s = 0

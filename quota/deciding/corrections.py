@@ -30,12 +30,12 @@ MAX_TRIES = 100
 """How often an append is tried while others correct the same charge, and a charge is sought in logs that get lost."""
 
 
-def correct(project: Project, ms: int, keys: Sequence[str], units: int) -> list[Entry] | None:
-    """Set the first of these charges of `ms` to so many units, and the others to 0. Never refused, and idempotent.
-    Returns the charges with their units before. Returns None, and does nothing, if the log lacks any of them. Raises
-    LedgerError."""
+def correct(project: Project, charged_ms: int, keys: Sequence[str], units: int) -> list[Entry] | None:
+    """Set the first of these charges of `charged_ms` to so many units, and the others to 0. Never refused, and
+    idempotent. Returns the charges with their units before. Returns None, and does nothing, if the log lacks any of
+    them. Raises LedgerError."""
     restored(project, project.mark)
-    of_then = all_between(project.log.read, project.name, just_before(ms), (ms, END[1]))
+    of_then = all_between(project.log.read, project.name, just_before(charged_ms), (charged_ms, END[1]))
     charges = {entry.key: entry for entry in of_then if entry.key in keys and entry.kind == "charge"}
     if len(charges) < len(keys):
         put_back(project)  # the ledger may have just lost them
@@ -129,9 +129,9 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
             charges |= {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}
             if len(charges) == len(keys):
                 return charges
-        is_whole = project.reading.is_whole(seen, newest)
+        was_lost = project.reading.note_missing(seen, newest)
         restored(project, project.read_on)
-        if is_whole and project.reading.epoch == epoch:
+        if not was_lost and project.reading.epoch == epoch:
             return charges
         after = START
     raise StillCountingError

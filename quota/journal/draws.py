@@ -246,10 +246,10 @@ class Draws:
         if kept:
             self.handed_over([(draw, draw.entry.id) for draw in kept])
 
-    def keep(self, ms: int, key: str, units: int, now_ms: int, uptime: SinceBoot) -> None:
-        """Note that the charge of `ms` with this key has so many units: the ledger is owed that. If it cannot be
-        written, this process remembers it."""
-        entry = Entry((ms, 0), units, "", "", "", "", key)
+    def keep(self, charged_ms: int, key: str, units: int, now_ms: int, uptime: SinceBoot) -> None:
+        """Note that the charge of `charged_ms` with this key has so many units: the ledger is owed that. If that cannot
+        be written, this process remembers it."""
+        entry = Entry((charged_ms, 0), units, "", "", "", "", key)
         owed = Draw(self._identity.hash, entry, 0, "", START, UNKNOWN_UPTIME, entry.id, _UNKNOWN)
         try:
             with self._errors(), self._lock.taken(WAIT_S):

@@ -252,7 +252,7 @@ class DayFiles:
                 ends[name] = start + 1
         return ends
 
-    def delete_before(self, ms: int) -> None:
+    def delete_before(self, before_ms: int) -> None:
         """Delete the files whose days had ended by this time, and those of days ahead that have not grown since. A
         clock that was behind may have begun a file of a day before its entries."""
         for name in self.names:
@@ -260,11 +260,11 @@ class DayFiles:
                 path = self.path(name)
                 status = os.stat(path)
                 ends_ms = _end_ms(name) if name < self.name else status.st_mtime_ns // 1_000_000
-                if name == self.name or ends_ms > ms:
+                if name == self.name or ends_ms > before_ms:
                     continue
                 pieces = self.lines(name, max(0, status.st_size - CHUNK_BYTES), status.st_size)
                 records = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
-                if not records or not ms < records[-1].id[0] <= self._clock() + DAY_MS:
+                if not records or not before_ms < records[-1].id[0] <= self._clock() + DAY_MS:
                     os.unlink(path)
 
     def path(self, name: str) -> str:
@@ -311,9 +311,9 @@ class DayFiles:
             self._open_file = None
 
 
-def _day(ms: int) -> str:
+def _day(at_ms: int) -> str:
     """The name of a file, such as `2026-11-28`. Names sort by day."""
-    return f"{utc(ms):%Y-%m-%d}"
+    return f"{utc(at_ms):%Y-%m-%d}"
 
 
 def _end_ms(name: str) -> int:

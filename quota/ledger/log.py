@@ -387,6 +387,7 @@ def seq_of(key: str) -> int:
 
 
 MAX_SKIP = 2**20
+"""The most numbers that an id skips within a millisecond."""
 
 
 def next_id(tip: Id, clock_ms: int, seq: int) -> Id:

@@ -281,11 +281,11 @@ def explain_charge(session: Session, name: str, credential: str | None = None) -
     raise UnknownCharge(f"{unknown}; `quota log` lists the charges")
 
 
-def _records(project: Project, ms: int, keys: Collection[str]) -> tuple[dict[str, Spent], dict[str, Draw]]:
+def _records(project: Project, since_ms: int, keys: Collection[str]) -> tuple[dict[str, Spent], dict[str, Draw]]:
     """These charges in the history: since their time, or anywhere in the log if a repair dated them anew. And their
     draws in this machine's journal."""
     drawn = [] if project.journal is None else project.journal.draws.drawn(project.wall(), NEVER)
-    logged = {charge.key: charge for charge in charges(project, ms) if charge.key in keys}
+    logged = {charge.key: charge for charge in charges(project, since_ms) if charge.key in keys}
     if not logged:
         trimmed_ms = project.log.begin(project.name).trimmed[0]
         logged = {charge.key: charge for charge in charges(project, trimmed_ms) if charge.key in keys}

@@ -259,7 +259,9 @@ def read_status(
                 silent.append(error)
                 settings, budget = credentials[name], session.budget(name)
                 allowance = allowed.get(settings.project)
-                return CredentialRow(budget.unread(error), settings, budget.owed_units(), (), (), allowance=allowance)
+                return CredentialRow(
+                    budget.outlook_without_ledger(error), settings, budget.owed_units(), (), (), allowance=allowance
+                )
 
         def answered(name: str) -> CredentialRow:
             settings, budget = credentials[name], session.budget(name)

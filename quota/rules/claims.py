@@ -100,8 +100,8 @@ class Holder(NamedTuple):
         """Whether its run has not ended, and may be alive."""
         return self.run != ""
 
-    def seen_at(self, now_ms: int) -> Holder:
-        """The holder as an answer has it."""
+    def holder_at(self, now_ms: int) -> Holder:
+        """The holder as an answer of this time has it."""
         return self if self.alive_until_ms > now_ms else self._replace(run="")
 
     def is_of(self, claim: Claim) -> bool:
@@ -114,7 +114,7 @@ class Holder(NamedTuple):
     def away_from(self, claim: Claim, now_ms: int) -> Holder | None:
         """The holder as the claim's run hears of it; None if the run gets these regions."""
         if self.owner != claim.owner and self.machine != claim.machine:
-            return self.seen_at(now_ms)
+            return self.holder_at(now_ms)
         return self._replace(until_ms=self.alive_until_ms) if self.blocks(claim, now_ms) else None
 
 
@@ -201,7 +201,7 @@ class Record:
     def holders(self) -> list[Holder]:
         """The current holders. Of the runs that had one lock, only the last may be alive."""
         last = {run.machine: run.seen_ms for run in sorted(self.runs, key=lambda run: run.seen_ms)}
-        holders = [run.seen_at(self.now_ms) for run in self.runs]
+        holders = [run.holder_at(self.now_ms) for run in self.runs]
         return [x if x.seen_ms == last[x.machine] else x._replace(run="") for x in holders]
 
     def claim(self, claim: Claim, *, take_over: bool) -> Claimed:
@@ -231,7 +231,7 @@ class Record:
         for region in claim.regions:
             runs = [run for run in self.runs if region in run.regions]
             if not any(run.is_of(claim) for run in runs):
-                holders = [run.seen_at(self.now_ms) for run in runs]
+                holders = [run.holder_at(self.now_ms) for run in runs]
                 elsewhere[region] = max([self._free(), *holders], key=lambda holder: holder.until_ms)
         kept = [region for region in claim.regions if region not in elsewhere]
         if kept:

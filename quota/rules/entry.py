@@ -139,9 +139,9 @@ def read_id(text: str) -> Id:
     return int(ms), int(seq)
 
 
-def just_before(ms: int) -> Id:
+def just_before(at_ms: int) -> Id:
     """An id before every entry of this millisecond."""
-    return (ms - 1, END[1]) if ms > 0 else START
+    return (at_ms - 1, END[1]) if at_ms > 0 else START
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def call_keys(key: str, further: int) -> list[str]:
     return [key, *(f"{key}{FURTHER}{n}" for n in range(1, further + 1))]
 
 
-def id_of_call(ms: int, key: str, further: int) -> str:
+def id_of_call(charged_ms: int, key: str, further: int) -> str:
     """The id of a call's charge: `MS-KEY`, with `+N` if the call has N further charges."""
-    return f"{ms}-{key}" + (f"{FURTHER}{further}" if further else "")
+    return f"{charged_ms}-{key}" + (f"{FURTHER}{further}" if further else "")
 
 
 def parts_of_id(name: str) -> tuple[int, str, int]:

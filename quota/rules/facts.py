@@ -43,7 +43,7 @@ MAX_EXHAUSTIONS = 100
 
 MAX_GRANTS = 100
 MAX_COMPARED = 100
-"""The most buckets whose comparison is kept: the buckets that were compared last."""
+"""The most buckets that have a grant, and whose comparison is kept: those that were compared last."""
 
 MAX_LOSSES = 10
 """The most losses that are kept: the last ones."""

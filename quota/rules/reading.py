@@ -131,7 +131,7 @@ class Reading:
             return True  # another thread has begun again
         through = entries[-1].id if entries else START
         if len(entries) < wanted.most:
-            if not self.is_whole(wanted.through, through):
+            if self.note_missing(wanted.through, through):
                 return False
             through = wanted.through
         for total in self.totals.values():
@@ -143,14 +143,14 @@ class Reading:
         self.unkept += len(entries)
         return True
 
-    def is_whole(self, through: Id, newest: Id) -> bool:
-        """Whether the log had everything up to `through` when it was read, with `newest` as the last entry. Remembers a
-        missing entry: if the same is missing twice, the log was not lost meanwhile, but damaged. Then True."""
+    def note_missing(self, through: Id, newest: Id) -> bool:
+        """Note that the log lacks `through`, if it was read with `newest` as the last entry. Returns whether it was
+        lost meanwhile: if the same entry is missing twice, the log is only damaged."""
         missing = Mark(self.epoch, through)
         if newest >= through or not self.trimmed < through <= END or missing == self._missing:
-            return True
+            return False
         self._missing = missing
-        return False
+        return True
 
     def learn_facts(self, facts: Facts, markers: int) -> None:
         """Take the facts, which were read after so many markers."""

@@ -75,7 +75,8 @@ class RefusalCount(NamedTuple):
 
 
 class RefusedSum(NamedTuple):
-    """All calls of a job that were ever refused for this reason. It never falls. `limit` as in RefusalCount."""
+    """The refused calls of a job for one reason: all that ever were, or those of a report. `limit` as in
+    RefusalCount."""
 
     limit: str
     job: str

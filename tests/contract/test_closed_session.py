@@ -53,7 +53,7 @@ OF_A_BUDGET: dict[str, Callable[[Any], Any]] = {
     "settle": lambda budget: budget.settle("1795233255077-key", 5),
     "usage": lambda budget: budget.usage(),
     "outlook": lambda budget: budget.outlook(),
-    "unread": lambda budget: budget.unread(LedgerError("away")),
+    "outlook_without_ledger": lambda budget: budget.outlook_without_ledger(LedgerError("away")),
     "owed_units": lambda budget: budget.owed_units(),
     "allowance": lambda budget: budget.allowance(),
     "spend": lambda budget: budget.spend("videos.list").__enter__(),
