@@ -51,10 +51,10 @@ def retry_at(limits: Sequence[LimitAtCall], usage: FutureUsage, from_ms: int) ->
     longest = times.index(max(times))
     # A limit keeps its room, except a paced limit, which has less after its edge than before. So even a paced limit
     # that does not refuse now must have room at the time when the others have it.
+    # The time only rises, from edge to edge, and `room_at` looks no further than LATEST_MS.
     paced = [state for state in limits if state.limit.paced]
-    before_ms = -1 if paced else at_ms
-    while before_ms < at_ms < NEVER:
-        before_ms, at_ms = at_ms, max(room_at(state, usage, at_ms) for state in paced)
+    while (later_ms := max((room_at(state, usage, at_ms) for state in paced), default=at_ms)) > at_ms:
+        at_ms = later_ms
     return at_ms, longest
 
 

@@ -152,12 +152,13 @@ class RunningTotal:
         if self.head[0] <= cutoff_ms:
             self.skip_left(cutoff_ms)
             return None
-        leaving, by_key = self.leaving, self._by_key
+        leaving = self.leaving
         while leaving and leaving[0].id[0] <= cutoff_ms:
             left = leaving.popleft()
             self.charged -= left.cost
             self.gone = left.id
-            by_key.pop(left.key, None)
+            self._by_key.pop(left.key, None)
+        # Other counted charges come after `leaving`, up to the head. None has left if one of `leaving` is still here.
         if leaving or self.leaving_to >= self.head or self.next_ms > cutoff_ms:
             return None
         if isinstance(self.view.window, Calendar) and self.gone[0] < cutoff_ms:
