@@ -13,7 +13,7 @@ beside the claims in the ledger.
     work_of          names the work that the checkpoints of a job belong to
     checkpoints_of   where a job stands, in the store or in the ledger
     reset_shared     resets regions whose places are in the ledger
-    free_regions     gives up the regions of a store without room
+    free_if_full     gives up the regions of a store without room
 
 A run locks a file beside the store: whoever writes to the store finds it there. The lock ends with its process.
 
@@ -55,7 +55,7 @@ from quota.common.log import line
 from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor
 from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, place_of, read_place
-from quota.jobs.store.file import StoreError, path_of
+from quota.jobs.store.file import StoreError, check_space, path_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.ledger.files import refuse_others
@@ -556,17 +556,24 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         state.end_claim(claim._replace(regions=()), "done")
 
 
-def free_regions(session: Session, job: JobSettings, lock: Lock) -> None:
-    """Let other machines have the regions of this machine's store, which has no room. Raises nothing."""
-    settings, state = session.settings.store, session.project(job.credential).state
-    owner = settings.name or _kept_id(lock)
+def free_if_full(session: Session, job: JobSettings, lock: Lock) -> StoreError | None:
+    """Let other machines have the regions of this machine's store if it has no room; returns the error then. Raises
+    nothing."""
+    settings = session.settings.store
+    try:
+        check_space(settings.file)
+        return None
+    except StoreError as error:
+        full = error
+    owner, state = settings.name or _kept_id(lock), session.project(job.credential).state
     if not owner or settings.places_in_ledger or job.on_each_machine or not session.ledger.shared:
-        return
+        return full
     claim = _brief_claim(job, owner, session.run, job.regions or ("",))._replace(machine=lock_name(lock))
     with suppress(quota.LedgerError):  # they are free when this machine has been silent for long enough
         for part in _parts_of(claim.regions):
             state.claim(claim._replace(regions=part))
         state.end_claim(claim._replace(regions=()), "failed")
+    return full
 
 
 def _brief_claim(job: JobSettings, owner: str, run: str, regions: tuple[str, ...]) -> Claim:

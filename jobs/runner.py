@@ -35,6 +35,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -48,11 +49,11 @@ from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
 from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
-from quota.jobs.places import Covers, Hold, Lock, checkpoints_of, free_regions, note_covers, only_one, work_of
+from quota.jobs.places import Covers, Hold, Lock, checkpoints_of, free_if_full, note_covers, only_one, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError, check_space
-from quota.jobs.store.rows import rows_of
+from quota.jobs.store.rows import Row, rows_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
@@ -102,28 +103,26 @@ def run_job(
     job = job_called(session.settings, name)
     everything = regions_of(job, ())
     due = regions_of(job, texts(regions, "region") if tick is None else tick.regions)
-    chosen = due if tick is None else everything
-    max_regions, whole = len(due), due == everything
+    whole = due == everything
     fetch, sink = functions_of(session.settings, job)
     asked_ms = clock()
     wait_ms = job.misfire_grace_ms + (0 if tick is None else tick.at_ms - asked_ms)
     until_s = elapsed_s() + wait_ms / 1_000
-    waited = missed = False  # whether the run has to wait for its turn, and whether its turn comes too late
+    before: deque[Covers] = deque(maxlen=1)  # what the run covers that has the lock before this one
+
+    def overlaps(covers: Covers) -> bool:
+        """Whether that run does all the work of this one. A tick is work of its own."""
+        return tick is None and ((whole and covers.whole) or {*due} <= {*covers.regions})
 
     def waits(covers: Covers) -> bool:
-        """Whether to wait for the run that covers this. A tick always waits. Other runs do not, if that run does all
-        their work."""
-        nonlocal waited, missed
-        if tick is None and ((whole and covers.whole) or set(chosen) <= set(covers.regions)):
-            return False
-        if not waited:
+        if not before and not overlaps(covers):
             watcher.waits()
-        waited = True
-        missed = elapsed_s() >= until_s or stop() != 0
-        return not missed
+        before.append(covers)
+        return not overlaps(covers) and elapsed_s() < until_s and stop() == 0
 
-    def held(store: Store, lock: Lock, hold: Hold) -> RunReport:
-        """Claim the regions, and cover those that the run gets."""
+    def held(store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
+        """Claim the regions, and cover those that the run gets: as many as are due."""
+        chosen = due if tick is None else everything
         try:
             hold.begin(chosen, here=here)
             mine = [region for region in chosen if region not in hold.away]
@@ -143,8 +142,8 @@ def run_job(
             return _keep(store, row, report)
         attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
         run = _Run(session, job, store, lock, whole, hold, attempts, sink, stop, watcher, [silent] if silent else [])
-        report = run.cover(row, mine, max_regions)
-        if max_regions < len(chosen):
+        report = run.cover(row, mine, len(due))
+        if len(due) < len(chosen):
             return report
         return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
 
@@ -152,31 +151,31 @@ def run_job(
     try:
         with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
             try:
-                if lock is None and not missed:
+                if lock is None and overlaps(before[0]):
                     return _ended(session, job, "overlap", "already running on this machine; nothing done")
                 with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
                     if lock is None:
                         return _missed(session, job, store, due if tick is None else (), stop())
-                    if waited and tick is None:
-                        with suppress(quota.LedgerError):  # the claim fails with it
-                            places, now_ms = checkpoints_of(session, job, store), clock()
-                            covered = {place.region for place in places if asked_ms <= ended_at(place) <= now_ms}
-                            chosen = due = tuple(region for region in due if region not in covered)
-                        if not chosen:
-                            return _ended(session, job, "overlap", "another run has covered it meanwhile")
+                    covered = _covered(session, job, store, asked_ms, clock) if before and tick is None else ()
+                    still_due = [region for region in due if region not in covered]
+                    if before and not still_due:
+                        return _ended(session, job, "overlap", "another run has covered it meanwhile")
                     with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
-                        return held(store, lock, hold)
+                        return held(store, lock, hold, still_due)
             except StoreError as error:
-                report = failed_report(session, name, error)
                 if lock is not None and hold is None:
-                    try:
-                        check_space(store_settings.file)
-                    except StoreError as full:
-                        free_regions(session, job, lock)
-                        report = failed_report(session, name, full)
-                return report
+                    error = free_if_full(session, job, lock) or error
+                return failed_report(session, name, error)
     except StoreError as error:  # there is no place for the lock
         return failed_report(session, name, error)
+
+
+def _covered(session: Session, job: JobSettings, store: Store, since_ms: int, clock: Callable[[], int]) -> set[str]:
+    """The regions that runs have covered since a time."""
+    with suppress(quota.LedgerError):  # the claim fails with it
+        places, now_ms = checkpoints_of(session, job, store), clock()
+        return {place.region for place in places if since_ms <= ended_at(place) <= now_ms}
+    return set()
 
 
 def _ended(session: Session, job: JobSettings, outcome: RunOutcome, why: str) -> RunReport:
@@ -383,8 +382,8 @@ class _Run:
 
     def _pass(self) -> RegionOfRun:
         """Fetch and store one page after another until the pass is complete or something ends it."""
-        inherited = self.here.cursor is not None
-        steps, lost, most = 0, 0, pages_of(self.job)
+        inherited = self.here.cursor is not None  # from an earlier run, so upstream may no longer know it
+        steps, lost, most = 0, 0, pages_of(self.job)  # steps without a whole page, and without a part, in a row
         while self.here.pages < most:
             checkpoint = self.here
             if self.stop():
@@ -404,7 +403,6 @@ class _Run:
                     raise
                 failure = self._noted_failure(error, checkpoint)
                 if failure.kind == "cursor" and inherited:
-                    # Upstream no longer knows the cursor of an earlier run, so this pass cannot continue.
                     self.here, inherited = self.store.restart(checkpoint), False
                     self.hold.keep(self.here)
                     continue
@@ -425,16 +423,7 @@ class _Run:
                 return self._give_up(checkpoint, Failure("region", _CIRCLE, answered=True))
             if (refused := self._hand_over(page)) is not None:
                 return self._give_up(checkpoint, refused)
-            self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
-            pages, items = self.added.get(checkpoint.region, (0, 0))
-            self.added[checkpoint.region] = pages + page.complete, items + page.items
-            if finished and not page.complete and not checkpoint.begun:
-                self.idle.append(checkpoint.region)
-            self.watcher.page(self.here)
-            stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
-            took_ms = self.store.now_ms() - started_at_ms
-            _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
-            self.hold.renew(self.here)
+            self._save(checkpoint, page, rows, started_at_ms, finished=finished)
             if finished:
                 break
             if checkpoint.region in self.hold.away:
@@ -445,6 +434,21 @@ class _Run:
             self.here = self.store.finish(self.here)
             self.hold.keep(self.here)
         return self._outcome("failed" if self.left_out else "done")
+
+    def _save(
+        self, checkpoint: Checkpoint, page: Page, rows: Sequence[Row], started_at_ms: int, *, finished: bool
+    ) -> None:
+        """Store the page with its checkpoint, and tell everybody who follows the run."""
+        self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
+        pages, items = self.added.get(checkpoint.region, (0, 0))
+        self.added[checkpoint.region] = pages + page.complete, items + page.items
+        if finished and not page.complete and not checkpoint.begun:
+            self.idle.append(checkpoint.region)
+        self.watcher.page(self.here)
+        stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
+        took_ms = self.store.now_ms() - started_at_ms
+        _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
+        self.hold.renew(self.here)
 
     def _noted_failure(self, error: Exception, checkpoint: Checkpoint) -> Failure:
         """The failure of the step at this checkpoint. Notes what it says of upstream."""
