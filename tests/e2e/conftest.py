@@ -28,15 +28,6 @@ def upstream() -> Iterator[Emulator]:
         yield emulator
 
 
-@pytest.fixture
-def shared(redis_server: RedisServer) -> str:
-    """The url of a server that knows no ledger and no script."""
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        client.script_flush()
-    return redis_server.url
-
-
 @pytest.fixture(params=KINDS)
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where an empty ledger of each kind is."""
@@ -51,6 +42,12 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
         client.script_flush()
         yield redis_server
         assert immortal(client) == [], "keys without a lifetime"
+
+
+@pytest.fixture
+def shared(server: RedisServer) -> str:
+    """The url of that server."""
+    return server.url
 
 
 @pytest.fixture(scope="module")

@@ -42,9 +42,11 @@ class LedgerStorage(Protocol):
 
     def clear(self, wait_s: float = 30) -> None:
         """Lose all, also in a file that others have open."""
+        self.empty()
 
     def overwrite(self, copy: Any) -> None:
         """Put a copy in its place, also in a file that others have open."""
+        self.restore(copy)
 
     def copy(self) -> Any: ...
 
@@ -58,11 +60,13 @@ class LedgerStorage(Protocol):
 
     def immortal(self) -> Sequence[object]:
         """What is kept without a lifetime, and should have one."""
+        return ()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release connections."""
 
 
-class SqliteStorage:
+class SqliteStorage(LedgerStorage):
     """A file. To lose it means to find another file at its path, as after a restore from a backup."""
 
     def __init__(self, folder: Path) -> None:
@@ -110,13 +114,8 @@ class SqliteStorage:
         with closing(sqlite3.connect(self.path, timeout=20)) as db, db:
             db.execute(statement, values)
 
-    def immortal(self) -> Sequence[object]:
-        return ()
 
-    def close(self) -> None: ...
-
-
-class RedisStorage:
+class RedisStorage(LedgerStorage):
     """Servers with a ledger. All keys of each are replaced in one step, as by a restart with other data."""
 
     def __init__(self, url: str, *clients: redis.Redis) -> None:
@@ -141,12 +140,6 @@ class RedisStorage:
     def empty(self) -> None:
         for client in self.clients:
             client.flushall()
-
-    def clear(self, wait_s: float = 30) -> None:
-        self.empty()
-
-    def overwrite(self, copy: list[dict[bytes, bytes]]) -> None:
-        self.restore(copy)
 
     def copy(self) -> list[dict[bytes, bytes]]:
         """All keys as they are at one moment."""

@@ -34,8 +34,6 @@ from quota.deciding.fence import FenceLostError
 from quota.deciding.moves import Moved, Step, carry_out, plan_move
 from quota.errors import LedgerError, QuotaError
 from quota.ledger.log import LEASE_MS, Log, is_closed, is_fence, is_seal
-from quota.ledger.redis_log import RedisLog
-from quota.ledger.sqlite_log import SqliteLog
 from quota.ledger.state import LONGEST, State
 from quota.rules.claims import Claim
 from quota.rules.entry import Entry
@@ -44,7 +42,6 @@ from quota.rules.refusals import RefusalCount
 from quota.rules.spent import SUMS, ChargedSum, Sums
 from quota.terms.limits import DAY_MS, HOUR_MS
 from support.losses import KINDS, LEDGERS
-from support.patience import PATIENCE_S
 from support.processes import in_threads
 from support.servers import until
 
@@ -76,9 +73,7 @@ BETWEEN = [*itertools.permutations(KINDS, 2)]
 
 
 @pytest.fixture(params=BETWEEN, ids="-".join)
-def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setattr(SqliteLog, "_deadline_s", PATIENCE_S)
-    monkeypatch.setattr(RedisLog, "_timeout_s", PATIENCE_S)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     here, there = (_place(request, number, tmp_path) for number in (0, 1))
     yield Pair((here, there), Clock())
     here.close()

@@ -29,12 +29,8 @@ SCRIPTS = (*("append", "change", "build", "replace"), *("trim", "add_past", "rep
 
 @pytest.fixture
 def log(server: RedisServer, admin: redis.Redis) -> Iterator[RedisLog]:
-    with closing(RedisLog(patient(server.url))) as log:
+    with closing(RedisLog(server.url)) as log:
         yield log
-
-
-def patient(url: str) -> str:
-    return f"{url}?socket_timeout=20&socket_connect_timeout=20"
 
 
 def append(log: Log, epoch: str, seen: Id, *entries: Entry, **more: Any) -> Reply:
@@ -228,7 +224,7 @@ def test_a_user_without_one_right_changes_nothing_or_all(
 ) -> None:
     admin.execute_command("ACL", "SETUSER", "poor", "reset", "on", ">x", "~*", "+@all", f"-{command.lower()}")
     failed = 0
-    with closing(RedisLog(patient(server.url).replace("://", "://poor:x@"))) as poor:
+    with closing(RedisLog(server.url.replace("://", "://poor:x@"))) as poor:
         steps = zip(walk(poor, log), walk(log, log), strict=True)
         for without, with_all in steps:
             before = stored(admin)
@@ -244,7 +240,7 @@ def test_a_user_without_one_right_changes_nothing_or_all(
 
 
 def test_the_log_works_on_the_nodes_of_a_cluster() -> None:
-    with Nodes() as servers, closing(RedisLog(patient(servers.url))) as log:
+    with Nodes() as servers, closing(RedisLog(servers.url)) as log:
         with suppress(StopIteration):
             for step in walk(log, log):
                 assert step() is not False

@@ -179,13 +179,8 @@ def test_the_number_enforced_is_what_grants_leaving_and_pace_make_of_a_limit(
     held: Limit, leave: int, cost: int, now_ms: int | None, granted: Mapping[str, int], units: int
 ) -> None:
     assert cap(held, leave, cost, now_ms, granted) == units
-
-
-def test_a_job_leaves_its_part_of_a_paced_and_of_a_granted_limit() -> None:
-    grants = (Grant("units", 900, MIDNIGHT, NEXT_MIDNIGHT),)
-    for held, facts, units in ((limit(), Facts(grants=grants), 800), (PACED, Facts(), 1_437)):
-        made = checklists(held, leave={"backfill": {"day": 100}})["items.list", 1, None, "backfill"]
-        assert made.caps_compared(facts, NOON) == (units,), "`leave` did not lower the limit"
+    made = checklists(held, leave={"job": {"day": leave}}).of("items.list", (), {held: cost}, "job")
+    assert made.caps_at(now_ms, granted) == (units,), "`leave` did not lower the limit of a decision"
 
 
 def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_does() -> None:

@@ -76,17 +76,17 @@ def test_a_correction_of_a_charge_that_was_trimmed_changes_nothing() -> None:
     assert total.used_units == 10
 
 
-def test_a_correction_goes_by_what_its_charge_counts_here_whatever_its_author_thought() -> None:
+def test_a_correction_goes_by_what_its_charge_counts_here_whatever_its_author_thought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = charge(NOON, 100)
     total = total_of(DAY, [first, correction(first._replace(units=500), 40, NOON + 1)], NOON + 1)
     assert total.used_units == 40
-
-
-def test_a_refund_of_a_charge_that_is_not_held_ready_to_leave_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 1)
-    first, second = charge(NOON, 100), charge(NOON + 1, 10)
-    total = total_of(DAY, [first, second, correction(second, 0, NOON + 2)], NOON + 2)
-    assert total.used_units == 100, "the refund of 10 units freed others"
+    entries = [charge(NOON - 1, 100), first, correction(first, 40, NOON + 1)]
+    assert total_of(DAY, entries, NOON + 1).used_units == 140, (
+        "the correction also counts once if nobody holds its charge"
+    )
 
 
 def test_a_clock_that_goes_back_counts_again_what_had_left() -> None:
