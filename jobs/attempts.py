@@ -364,6 +364,8 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
         return Failure("answer", one_line(redact(str(error))))
     if isinstance(error, OSError) and error.errno == EMFILE:
         return Failure("config", f"{error.strerror}; {remedy_for(EMFILE, '')}")
+    if isinstance(error, ImportError):  # perhaps an upgrade is under way: the place is not the cause
+        return Failure("config", f"{message}; install the packages again, or run again after their upgrade")
     unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
     if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
         certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))

@@ -502,7 +502,7 @@ def description(api: str, version: str) -> dict[str, Any]:
     document = discovered(api, version)
     if document is None:
         why = f"the installed Google client has no description of {show(api)} {show(version)}"
-        raise ConfigError(f"{why}; check both names")
+        raise ConfigError(f"{why}; check both names, or install google-api-python-client again")
     return document
 
 

@@ -430,6 +430,20 @@ def fetch(client, region, cursor):
     assert bench.rows("SELECT rank, video_id FROM rankings") == [(1, "v1"), (2, "v2")]
 
 
+def test_a_package_that_is_being_replaced_ends_the_run_and_keeps_the_place(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.configure(regions=["US"], pages=2, more="max_units = 1")
+    assert outcomes(bench.run()) == {"US": "partial"}
+    with monkeypatch.context() as upgrade:
+        upgrade.setitem(sys.modules, "quota.clients.upstream", None)
+        failed = bench.run()
+    assert failed.regions[0].cursor is not None
+    assert (failed.outcome, failed.units, failed.exit_status) == ("failed", 0, 78)
+    assert "install the packages again" in str(failed.why)
+    assert outcomes(bench.run()) == {"US": "done"}
+
+
 @pytest.mark.parametrize("away", ["http://127.0.0.1:9", "the token server"])
 def test_an_absent_server_ends_the_run_in_the_second_region(bench: Bench, away: str) -> None:
     if away == "the token server":
