@@ -282,6 +282,7 @@ class _Run:
     unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
     outcomes: list[RegionOfRun] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
+    earlier: list[str] = field(default_factory=list)  # the regions that the round had covered before this run
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
 
     def cover(self, row: int, regions: Sequence[str], max_regions: int) -> RunReport:
@@ -312,6 +313,8 @@ class _Run:
             self.hold.keep(*pending)
             checkpoints = pending[:max_regions]
             names = tuple(checkpoint.region for checkpoint in checkpoints)
+            if len(pending) == len(checkpoints):
+                self.earlier = [region for region in regions if region not in names]
             note_covers(self.lock, Covers(self.whole, names))
             self.store.runs.cover(row, names)
             self.watcher.began(checkpoints, pages_of(self.job))
@@ -576,6 +579,8 @@ class _Run:
         """What a run says of calls that it did not make, and of ids that upstream does not know."""
         if idle := [region for region in self.idle if not units.get(region)]:
             yield "there was nothing to fetch" + (f" in {listed(idle)}" if units else "")
+        if self.earlier:
+            yield f"its round had covered {listed(self.earlier)} before"
         if self.unknown:
             unknown = f"upstream does not know {', '.join(map(show, self.unknown))}: correct or remove them"
             warn("unknown_ids", unknown, job=self.job.name)
