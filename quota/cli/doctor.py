@@ -28,10 +28,12 @@ from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.factory import backend_of
+from quota.ledger.log import MAX_READ
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 from quota.ledger.state import API, check_usable
 from quota.reports.status import allowances
+from quota.rules.entry import just_before
 from quota.rules.facts import merged
 from quota.session import Session, projects_left, projects_of
 from quota.settings.lint import lint
@@ -117,7 +119,13 @@ def _journals(session: Session) -> Iterator[Finding]:
             yield finding_of("warning", f"journal of {project.name}", error, "let the process that holds it end")
         yield from _unusable(journal, project.name)
         with suppress(LedgerError, OSError):
-            apart_ms = journal.apart_ms(project.log.begin(project.name).epoch)
+            apart = journal.apart(project.log.begin(project.name).epoch)
+            for last in [*apart]:  # a log that was moved or put back has a new epoch, and the entry
+                if any(
+                    entry.id == last for entry in project.log.read(project.name, just_before(last[0]), last, MAX_READ)
+                ):
+                    del apart[last]
+            apart_ms = max(apart.values(), default=0)
             if apart_ms > host_clock() - project.longest_ms:
                 why = f"another configuration charged it in another ledger at {stamp(apart_ms)}; upstream sees the sum"
                 yield warning(f"project {project.name}", why, "name one ledger in both, or another project in each")

@@ -7,7 +7,7 @@
     notes, note           what else is noted: the name of the ledger
     note_facts            the facts that this machine has read
     draws                 draws on the allowance: no log has them yet, and no union takes them
-    apart_ms, of_one_log  which other configurations count the project in another ledger, or in the same
+    apart, of_one_log     which other configurations count the project in another ledger, or in the same
     left_behind           projects that a configuration charged but no longer names
 
 If a ledger is emptied, restored, or replaced by a lagging replica, it lacks entries of the journal. An entry is written
@@ -127,13 +127,13 @@ class Journal(OfOneProcess):
         """Whether this machine has ever noted anything of the project."""
         return os.path.isdir(self._upstream)
 
-    def apart_ms(self, epoch: str) -> int:
-        """When this machine last noted an entry of the same upstream project in another ledger than the one with this
-        epoch; 0 if it never did. Raises OSError."""
+    def apart(self, epoch: str) -> dict[Id, int]:
+        """The last entries that other configurations of this machine noted of the same upstream project under other
+        epochs, each with the time when. Raises OSError."""
         others = self._last_noted()
         others.pop(self._identity.hash, None)
-        apart = [name for name, (noted, _) in others.items() if noted != epoch]
-        return max([_noted_ms(f"{self._upstream}{os.sep}{name}") for name in apart], default=0)
+        apart = {name: last for name, (noted, last) in others.items() if noted != epoch}
+        return {last: _noted_ms(f"{self._upstream}{os.sep}{name}") for name, last in apart.items()}
 
     def of_one_log(self) -> Mapping[str, Id]:
         """The hashes of the configurations whose journals last noted an entry of the same epoch as this one, with that

@@ -288,6 +288,10 @@ def test_doctor_warns_of_a_project_that_two_configurations_count_apart(
     for name, url in zip(("other", "quota"), ledgers, strict=True):
         (command.folder / f"{name}.toml").write_text(f'[ledger]\nurl = "{url}"\n{MAIN}')
         assert command("charge", "videos.list", "--config", f"{name}.toml").returncode == 0
+    if together:  # also after a move, which gives the log a new epoch
+        moved = server.url.removesuffix("0") + "2"
+        assert command("ledger", "move", server.url, moved, "--yes", "--config", "quota.toml").returncode == 0
+        (command.folder / "quota.toml").write_text(f'[ledger]\nurl = "{moved}"\n{MAIN}')
     of_project = findings(command).get("project research", {"message": ""})
     assert ("charged it in another ledger at 20" in of_project["message"]) is not together
 
