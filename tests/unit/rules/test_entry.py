@@ -25,10 +25,7 @@ ID = (1_795_233_255_077, 4)
 @pytest.mark.parametrize(
     ("entry", "line"),
     [
-        (
-            Entry(ID, 100, "search", "search.list", "backfill", "DE", "KEY"),
-            "100\tKEY\tsearch\tsearch.list\tbackfill\tDE",
-        ),
+        (Entry(ID, 100, "search", "search.list", "daily", "DE", "KEY"), "100\tKEY\tsearch\tsearch.list\tdaily\tDE"),
         (
             Entry(ID, 40, "search", "search.list", "", "", "KEY", "correction", "OF", (7, 2), 100),
             "c40\tKEY\tsearch\tsearch.list\t\t\tOF\t7-2\t100",

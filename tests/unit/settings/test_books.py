@@ -170,16 +170,8 @@ MISTAKES = [
     ("[buckets.calls]", '[buckets."a,b"]', f"buckets.'a,b': {NAME_RULE}"),
     ("items.list", "items\\u001b[31m", "methods: 'items\\x1b[31m': a name has 1 to 64 printable characters"),
     # Named once, although other checks would fail too.
-    (
-        "[pools.",
-        '[answers]\nlimit = "X"\nremainin = "Y"\n[pools.',
-        "answers.remainin: unknown key; did you mean 'remaining'?",
-    ),
-    (
-        "[pools.",
-        '[answers]\nlevels = { bucket = "calls" }\n[pools.',
-        "answers.levels: a non-empty array of tables is needed",
-    ),
+    ("[pools.", '[answers]\nremainin = "Y"\n[pools.', "answers.remainin: unknown key; did you mean 'remaining'?"),
+    ("[pools.", "[answers]\nlevels = {}\n[pools.", "answers.levels: a non-empty array of tables is needed"),
     ('["items.add"]', '["add"]', "pools.adding.methods[0]: no method 'add' in this book; known: items.list, items.add"),
 ]
 MINUTE = '[buckets.minute]\nquota = 5\nresets = "1m"'

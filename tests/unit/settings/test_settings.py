@@ -428,11 +428,7 @@ MISTAKES = {
     ],
     "inbound": [
         ("[ledger]", "inbound = 3\n[ledger]", ": a table is needed"),
-        (
-            "[store]",
-            "[inbound]\ntrusted_proxy = []\n[store]",
-            ".trusted_proxy: unknown key; did you mean 'trusted_proxies'?",
-        ),
+        ("[store]", "[inbound]\nkeyfield = 'X'\n[store]", ".keyfield: unknown key; did you mean 'key_field'?"),
     ],
     "": [
         (
