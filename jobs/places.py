@@ -53,7 +53,7 @@ from quota.common.findings import obstacle
 from quota.common.fork import start_over_in_child
 from quota.common.log import line
 from quota.common.text import listed, many
-from quota.jobs.job import Away, Cursor
+from quota.jobs.job import Away, Cursor, pages_of
 from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, place_of, read_place
 from quota.jobs.store.file import StoreError, check_space, path_of
 from quota.jobs.store.store import Store
@@ -492,7 +492,8 @@ def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> l
     if session.settings.store.places_in_ledger:
         places.update((place.region, place) for place, _ in SharedPlaces(session, job).read(regions, store))
     cutoff_ms = 0 if store is None else store.cutoff_ms()
-    return [place._replace(**FIRST_PAGE) if place.begins_before(cutoff_ms) else place for place in places.values()]
+    stand = (place._replace(**FIRST_PAGE) if place.begins_before(cutoff_ms) else place for place in places.values())
+    return [place.completed() if place.is_complete(pages_of(job)) else place for place in stand]
 
 
 class SharedPlaces:

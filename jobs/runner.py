@@ -309,15 +309,17 @@ class _Run:
             self.hold.bring(self.store)
             self.store.delete_expired()
             self.store.check_keys(self.job.tables)
-            pending = self.store.start_round(self.job.name, regions, work_of(self.session, self.job))
-            self.hold.keep(*pending)
+            work, most = work_of(self.session, self.job), pages_of(self.job)
+            complete = self.store.finish(self.job.name, regions, work, most)
+            pending = self.store.start_round(self.job.name, regions, work)
+            self.hold.keep(*complete, *pending)
             checkpoints = pending[:max_regions]
             names = tuple(checkpoint.region for checkpoint in checkpoints)
             if len(pending) == len(checkpoints):
                 self.earlier = [region for region in regions if region not in names]
             note_covers(self.lock, Covers(self.whole, names))
             self.store.runs.cover(row, names)
-            self.watcher.began(checkpoints, pages_of(self.job))
+            self.watcher.began(checkpoints, most)
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
                 if self.end is None and len(self.silent) > 1 and self.silent[-1] == self.silent[-2]:
@@ -387,7 +389,7 @@ class _Run:
         """Fetch and store one page after another until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None  # from an earlier run, so upstream may no longer know it
         steps, lost, most = 0, 0, pages_of(self.job)  # steps without a whole page, and without a part, in a row
-        while self.here.pages < most:
+        while True:
             checkpoint = self.here
             if self.stop():
                 raise Interrupted
@@ -433,9 +435,6 @@ class _Run:
                 return self._unfinished()
             if lost > 1:  # all may fail at their full cost: the next pass tries the others first
                 return self._give_up(self.here, Failure("answer", str(self.left_out)))
-        else:  # the job now asks for fewer pages than when this pass began
-            self.here = self.store.finish(self.here)
-            self.hold.keep(self.here)
         return self._outcome("failed" if self.left_out else "done")
 
     def _save(

@@ -55,6 +55,15 @@ class Checkpoint(NamedTuple):
         """Whether a pass that would go on began before this time."""
         return self.cursor is not None and (self.started_at_ms or 0) < cutoff_ms
 
+    def is_complete(self, pages: int) -> bool:
+        """Whether the pass under way has all its pages: the job asked for more when the pass began."""
+        return self.cursor is not None and self.begun and self.pages >= pages
+
+    def completed(self) -> Checkpoint:
+        """The checkpoint of a pass that is complete, as of its beginning: its last page has no date."""
+        completed_at_ms = max(self.started_at_ms or 0, self.completed_at_ms or 0)
+        return self._replace(pending=False, cursor=None, completed_at_ms=completed_at_ms)
+
 
 def by_rotation(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints of the regions that a run covers: the pending ones. If there are none, a new round begins, and a

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock
-from quota.common.text import show
+from quota.common.text import members, show
 from quota.jobs.job import Cursor, Page
 from quota.jobs.store.checkpoints import (
     FIRST_PAGE,
@@ -324,10 +324,18 @@ class Store(AbstractContextManager["Store"]):
         """Reset the region to its first page, in the current round or in the next one."""
         self._write(lambda db: change_checkpoint(db, checkpoint, pending=True, **FIRST_PAGE))
 
-    def finish(self, checkpoint: Checkpoint) -> Checkpoint:
-        """End a pass that needs no further page: the job now asks for fewer pages than when the pass began."""
-        ended = {"pending": False, "cursor": None, "completed_at_ms": max(self._clock(), checkpoint.started_at_ms or 0)}
-        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, **ended))
+    def finish(self, job: str, regions: Sequence[str], work: str, pages: int) -> list[Checkpoint]:
+        """End the passes that have all of these pages: the job asked for more when they began. Returns where these
+        regions stand."""
+        complete = [place.completed() for place in self.checkpoints(job, regions, work) if place.is_complete(pages)]
+
+        def work_on(db: sqlite3.Connection) -> None:
+            for place in complete:
+                change_checkpoint(db, place, **members(place, "pending cursor completed_at_ms"))
+
+        if complete:
+            self._write(work_on)
+        return complete
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
         """End a pass with an error. The round counts the region as covered, so that it does not hold up the others.

@@ -139,6 +139,10 @@ def test_a_dry_run_shows_the_cost_of_a_run_and_does_nothing(quota: Quota, upstre
     assert ahead["regions"] == [{"region": "DE", "page": 2}]
     assert ahead["calls"] == [{"method": "videos.list", "calls": 3, "units": 3}]
     assert (ahead["rehearsal"], ahead["dry_run"], ahead["fits"], ahead["retry_at"]) == (True, True, True, None)
+    path = quota.folder / "quota.toml"
+    path.write_text(path.read_text().replace("pages = 4", "pages = 1"))
+    assert quota("run", "trending", "--dry-run").stdout.startswith("trending: would cover US, DE\ntrending: at most 2 calls")
+    assert quota("place", "list").stdout.count("this round is done") == 2, "page 2 of DE does not come"
 
 
 def test_a_dry_run_knows_what_one_run_may_spend_and_calls_without_a_price(quota: Quota) -> None:

@@ -341,12 +341,12 @@ def test_the_order_of_options_makes_no_other_work(bench: Bench) -> None:
     assert bench.count("checkpoints") == 1
 
 
-def test_fewer_pages_than_before_complete_a_pass_under_way_without_a_call(bench: Bench) -> None:
-    bench.configure(units=3, regions=["US"])
-    assert outcomes(bench.run()) == {"US": "partial"}
-    bench.configure(units=3, regions=["US"], pages=2)
-    report = bench.run()
-    assert (outcomes(report), report.attempts) == ({"US": "done"}, 0)
+def test_fewer_pages_than_before_complete_a_pass_and_the_run_begins_with_the_next_region(bench: Bench) -> None:
+    bench.configure(units=3, regions=["US", "DE"])
+    assert outcomes(bench.run()) == {"US": "partial", "DE": "skipped"}
+    bench.configure(units=9, regions=["US", "DE"], pages=2)
+    assert [outcomes(bench.run()) for _ in range(2)] == [{"DE": "done"}, {"US": "done", "DE": "done"}]
+    assert bench.requests == 3 + 2 + 4
 
 
 # -- trouble that passes -----------------------------------------------------------------------------------------------
