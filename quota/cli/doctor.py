@@ -67,15 +67,19 @@ def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
     return ranked(
         [
-            *lint(session.settings),
+            *_of_file(session),
             *ask_ledger(session),
             *_journals(session),
             *(finding for finding in _allowances(session) if finding.location == UNAVAILABLE),
-            *_renamed(session),
             *_after_runs(session.settings),
             *(finding for book in _books(session) for finding in ageing(book, host_clock())),
         ]
     )
+
+
+def _of_file(session: Session) -> list[Finding]:
+    """The findings about the configuration file itself, which `quota doctor` only counts."""
+    return [*lint(session.settings), *_renamed(session)]
 
 
 def _after_runs(settings: Settings) -> Iterator[Finding]:
@@ -219,7 +223,7 @@ def _configuration(session: Session) -> Iterator[Finding]:
     if settings.path is None:
         yield warning("configuration", "no quota.toml was found", "run `quota init`")
         return
-    levels = [finding.level for finding in lint(settings)]
+    levels = [finding.level for finding in _of_file(session)]
     errors, warnings = levels.count("error"), levels.count("warning")
     if levels:
         counts = ", ".join(many(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)

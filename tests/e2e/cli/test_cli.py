@@ -366,6 +366,7 @@ def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     assert messages(KEYED) == []
     (warning,) = messages(RENAMED)
     assert warning.startswith("charges for project 'main' count here until ")
+    assert "warning configuration" in quota("doctor", KEY="k").stdout
     assert messages(f'{RENAMED}project = "main"\n') == []
     assert messages(RENAMED + KEYED) == [], "another one"
     assert messages(f'{KEYED}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
