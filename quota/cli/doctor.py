@@ -24,6 +24,7 @@ from quota.common.clock import host_clock, moment, stamp
 from quota.common.findings import Finding, Level, examine_folder, finding_of, obstacle, problem, ranked, warning
 from quota.common.redact import redact
 from quota.common.text import describe, many, one_line
+from quota.deciding.history import entries
 from quota.deciding.repairs import ahead as ahead_of
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused, UnusableLedger, UsageError
 from quota.journal.journal import Journal
@@ -35,6 +36,7 @@ from quota.ledger.state import API, check_usable
 from quota.reports.status import allowances
 from quota.rules.entry import just_before
 from quota.rules.facts import merged
+from quota.rules.spent import spent
 from quota.session import Session, projects_left, projects_of
 from quota.settings.lint import lint
 from quota.settings.lint_books import ageing
@@ -163,6 +165,32 @@ def _renamed(session: Session) -> Iterator[Finding]:
         )
 
 
+def _in_other_buckets(session: Session) -> Iterator[Finding]:
+    """Charges from before the present cost book, in another bucket than it has for their method: its limits may miss
+    them. Raises LedgerError."""
+    for settings in projects_of(session).values():
+        project, book = session.project(settings.name), settings.book.at(host_clock())
+        missed: dict[tuple[str, str], list[int]] = {}
+        for charge in spent(entries(project, just_before(project.now_ms() - project.longest_ms))):
+            prices = book.methods.get(charge.method, ())
+            buckets = [part.bucket for price in prices for part in price.parts]
+            if charge.bucket in buckets or not charge.units:
+                continue
+            of_call = charge.method, charge.job
+            for selector in (limit.view.selector for limit in settings.limits):
+                counts_now = any(selector.counts(bucket, *of_call) for bucket in buckets)
+                if counts_now and not selector.counts(charge.bucket, *of_call):
+                    missed.setdefault((charge.method, charge.bucket), []).append(charge.id[0])
+                    break
+        for (method, bucket), times in missed.items():
+            yield warning(
+                f"credentials.{settings.name}.api",
+                f"bucket {bucket!r} has {many(len(times), 'charge')} of {method}, which cost book {book.name} charges "
+                f"elsewhere: limits there miss them until {moment(times[-1] + project.longest_ms)}",
+                "make so many calls fewer until then: upstream may count these",
+            )
+
+
 def ask_ledger(session: Session) -> list[Finding]:
     """Begin to read the log of every project, as each program does first; return what is wrong with the ledger.
 
@@ -183,12 +211,13 @@ def ask_ledger(session: Session) -> list[Finding]:
         for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
             check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
             unwritable = unwritable or session.ledger.unwritable(project)
+        findings = [*_in_other_buckets(session)]
     except ConfigError:  # `lint` reports it
         return []
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
         return [finding_of(level, "ledger.url", error, "see `quota doctor`")]
-    return [finding_of("warning", "ledger.url", unwritable, "see `quota doctor`")] if unwritable else []
+    return [finding_of("warning", "ledger.url", unwritable, "see `quota doctor`")] if unwritable else findings
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
@@ -263,6 +292,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         for name in names:
             yield from _ahead(session, session.credential(name).project)
             yield from _lost(session, name)
+        yield from _in_other_buckets(session)
     except LedgerError as error:
         if not reported:
             admits = "no call is" if session.settings.ledger.unavailable is None else "only calls on the allowance are"

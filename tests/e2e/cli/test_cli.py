@@ -265,17 +265,12 @@ def test_an_interrupt_before_the_command_begins_is_quiet(quota: Quota) -> None:
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
-@pytest.mark.parametrize("command", ["costs --json", "--help"])
-def test_a_reader_that_goes_away_gets_no_complaint(quota: Quota, command: str) -> None:
-    done = quota.shell(f"quota {command} | true")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("more", ["", " --json"])
 def test_without_a_reader_a_charge_exits_by_its_decision_and_stands(quota: Quota, more: str) -> None:
     quota.configure(SMALL)
-    charged = quota.shell(f"quota charge search.list{more} | true")
-    assert (charged.returncode, charged.stderr) == (0, "")
+    for command in ("costs --json", "--help", f"charge search.list{more}"):
+        done = quota.shell(f"quota {command} | true")
+        assert (done.returncode, done.stderr) == (0, ""), command
     assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 100
     assert quota.shell("quota charge search.list --json | true").returncode == 75
 
@@ -291,12 +286,6 @@ def test_watching_goes_on_while_the_ledger_does_not_answer(quota: Quota, more: t
         until(lambda: "main" in (watch.stdout.readline() if watch.stdout else ""), "the status comes back")
         watch.send_signal(signal.SIGINT)
         assert (watch.communicate(timeout=300)[1].strip(), watch.returncode) == ("", 130)
-
-
-@pytest.mark.parametrize("command", ["costs --json > /dev/full", "--version > /dev/full", "status --json <&- >&-"])
-def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str) -> None:
-    quota.configure(SMALL)
-    assert one_line(quota.shell(f"quota {command}"), 1).startswith("stdout cannot be written: ")
 
 
 @pytest.mark.parametrize("command", ["dashboard --listen 127.0.0.1:0", "emulate --port 0"])
@@ -319,8 +308,10 @@ def test_a_charge_that_cannot_be_printed_is_named_and_stands(quota: Quota, where
     one_line(quota.shell(f"quota status --check{more} {where}"), 0)
 
 
-def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota) -> None:
+def test_a_stdout_that_cannot_be_written_is_one_line_and_a_stderr_changes_no_exit_status(quota: Quota) -> None:
     quota.configure(SMALL)
+    for command in ("costs --json > /dev/full", "--version > /dev/full", "status --json <&- >&-"):
+        assert one_line(quota.shell(f"quota {command}"), 1).startswith("stdout cannot be written: "), command
     quota("charge", "search.list")
     assert quota.shell("quota charge search.list 2> /dev/full").returncode == 75
     assert quota.shell("quota charge no.such.method >&- 2>&-").returncode == 2
@@ -375,6 +366,15 @@ def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     assert messages(KEYED, "there.toml", there) == []
     quota("charge", "search.list", "--config", "there.toml")
     assert len(messages(RENAMED, "there.toml", there)) == 1, "nor does an endpoint hide it"
+
+
+def test_check_and_doctor_name_charges_that_another_cost_book_would_count_elsewhere(quota: Quota) -> None:
+    quota.configure(KEYED)
+    quota("charge", "search.list")
+    quota("charge", "videos.list")
+    quota.configure(KEYED.replace("v3", "v3-buckets"))
+    for command in "check", "doctor":
+        assert re.findall("bucket 'units' has .* of ([a-z.]+)", quota(command, KEY="k").stdout) == ["search.list"]
 
 
 def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
