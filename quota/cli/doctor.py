@@ -187,7 +187,7 @@ def _in_other_buckets(session: Session) -> Iterator[Finding]:
                 f"credentials.{settings.name}.api",
                 f"bucket {bucket!r} has {many(len(times), 'charge')} of {method}, which cost book {book.name} charges "
                 f"elsewhere: limits there miss them until {moment(times[-1] + project.longest_ms)}",
-                "make so many calls fewer until then: upstream may count these",
+                "make that many fewer calls until then: upstream may count them",
             )
 
 
