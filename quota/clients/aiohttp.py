@@ -45,7 +45,8 @@ async def send(
     if isinstance(payload, aiohttp.BytesPayload):
         body = RequestBody.of(payload._value)  # 3.12.0 has no `as_bytes`
     else:
-        body = RequestBody.of(payload or None, getattr(payload, "size", None))
+        length = getattr(payload, "size", None) or request.headers.get("content-length")
+        body = RequestBody.of(payload or None, length)
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await handler(request)

@@ -153,10 +153,11 @@ class CallerSide:
         return self._read.is_set() and not self.gone
 
     async def beginning(self) -> RequestBody:
-        """The body if it has at most MAX_PARSED_BYTES, else its length. Raises CallerGoneError."""
+        """The body if it has at most MAX_PARSED_BYTES, else its length, or what was read if only its end tells. Raises
+        CallerGoneError."""
         while self._more and len(self._head) <= MAX_PARSED_BYTES:
             self._head += await self._next()
-        return RequestBody.of(self, self._length) if self._more else RequestBody.of(self._head)
+        return RequestBody(None, self._length or len(self._head)) if self._more else RequestBody.of(self._head)
 
     async def pieces(self, leaves: Callable[[], object]) -> AsyncIterator[bytes]:
         """The body, piece by piece. It calls `leaves` before each piece; the request leaves with the first. Raises

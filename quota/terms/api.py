@@ -20,9 +20,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from io import SEEK_END, BufferedRandom, BufferedReader, BytesIO, FileIO
 from ipaddress import ip_address
 from math import ceil, inf
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from quota.common.hosts import MAX_KNOWN, default_port, is_ambiguous, is_loopback, plain_path, readings_of
@@ -189,7 +190,7 @@ MAX_PARSED_BYTES = 16_000_000
 
 class RequestBody(NamedTuple):
     """A request's body: `content` has all of it, b"" if there is none. If the client reads the body only while it sends
-    it, `content` is None, and `length` has the number of bytes, 0 if unknown."""
+    it, `content` is None, and `length` has the least number of bytes that is known."""
 
     content: bytes | None = b""
     length: int = 0
@@ -197,16 +198,29 @@ class RequestBody(NamedTuple):
     @classmethod
     def of(cls, body: object, content_length: object = None) -> RequestBody:
         """The body that a client is about to send: bytes, text, nothing, or a stream. `content_length` is the value of
-        the request's header, if it has one."""
+        the request's header. Without it, files, buffers and lists tell their length."""
         if isinstance(body, str):
             body = body.encode("utf-8", "replace")
         if body is None or isinstance(body, bytes | bytearray | memoryview):
             return cls(bytes(body or b""))
         digits = str(content_length or "")
-        return cls(None, int(digits) if re.fullmatch("[0-9]{1,15}", digits, re.ASCII) else 0)
+        return cls(None, int(digits) if re.fullmatch("[0-9]{1,18}", digits, re.ASCII) else _length_of(body))
 
 
-NO_BODY = RequestBody()
+def _length_of(body: Any) -> int:
+    """How many bytes a client will read of this body; 0 if only reading it would tell, as a packed file."""
+    file = getattr(body, "file", body)  # of a tempfile
+    with suppress(TypeError, ValueError, OSError):
+        if isinstance(file, FileIO | BufferedReader | BufferedRandom | BytesIO):
+            at = file.tell()
+            length = file.seek(0, SEEK_END) - at
+            file.seek(at)
+            return max(0, length)
+        return sum(memoryview(piece).nbytes for piece in (body if isinstance(body, list | tuple) else [body]))
+    return 0
+
+
+NO_BODY, _UNKNOWN = RequestBody(), RequestBody(None)
 
 
 class Reserve(NamedTuple):
@@ -229,6 +243,8 @@ class Reserve(NamedTuple):
         length = body.length if body.content is None else len(body.content)
         of_bytes = 0 if self.bytes_per_unit is None else -(-length // self.bytes_per_unit)
         document = None
+        if self.bytes_per_unit and body == _UNKNOWN:
+            unread()
         if self.pointers and body.content != b"":
             try:
                 document = _document(body.content)

@@ -220,7 +220,7 @@ def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) ->
     body = b'{"usage": 7}'
     house.upstream.answer = lambda _: [answer(body)]
     text = BOOK.replace("default = 100 }", "default = 100, bytes_per_unit = 2_000 }")
-    with house.open(book=text.replace("closed = [", "free = [{ status = 304 }]\nclosed = [")):
+    with house.open(limit=9_000, book=text.replace("closed = [", "free = [{ status = 304 }]\nclosed = [")):
         got = house.ask("/chat", "POST", b'{"max_tokens": 300}')
         assert (got.body, got.field("quota-charge"), house.units) == (body, f"{ids_of(house.spent())[0]}; units=301", 7)
         house.upstream.answer = lambda _: [answer(gzip.compress(body), "Content-Encoding: gzip")]
@@ -230,7 +230,8 @@ def test_a_bound_is_charged_and_settled_by_what_the_answer_says(house: House) ->
         house.ask("/chat", "POST", b'{"max_tokens": 300}')
         assert house.units == 315
         house.upstream.answer = lambda _: [answer(b"", status="304 Not Modified")]
-        assert (house.ask("/chat", "POST", b"{}").field("quota-charge"), house.units) == (None, 315)
+        assert (house.ask("/chat", "POST", iter([b"x" * 16_200_000])).field("quota-charge"), house.units) == (None, 315)
+        assert house.spent()[-1].charged_units > 100 + 16_000_000 // 2_000
 
 
 def test_events_come_one_by_one_and_the_last_one_settles(house: House) -> None:
