@@ -157,15 +157,21 @@ def _first(routes: Sequence[Route], verb: str, reading: str) -> Route | None:
 _OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
 """The header fields that name another verb. Each server has its own choice of them."""
 
+_OTHER_PATHS = ("x-original-url", "x-rewrite-url")
+"""The header fields in which some servers, as IIS and Symfony, read another path."""
 
-def _overrides(headers: Sent, names: Sequence[str]) -> list[str]:
-    """The values of the header fields with these names. Some clients join the values of a field that is there twice."""
-    overrides: list[str] = []
+
+def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
+    """The header fields that name another verb, each with a value. Some clients join the values of a field that is
+    there twice. `by_wsgi`: WSGI and PHP read `_` in a name as `-`. Raises UsageError for another path."""
     for field in headers.items() if isinstance(headers, Mapping) else headers:
         name, value = (part.decode("latin-1") if isinstance(part, bytes) else str(part) for part in field)
-        if name.lower() in names:
-            overrides += [part.strip().upper() for part in value.split(",")]
-    return overrides
+        read = name.lower().replace("_", "-")
+        if read in _OTHER_PATHS:
+            raise UsageError(f"the header field {name} names another path to some servers; leave it out")
+        if read in _OVERRIDES and (by_wsgi or read == name.lower()):
+            for part in value.split(","):
+                yield read, part.strip().upper()
 
 
 @cache
@@ -189,8 +195,9 @@ class Google:
 
     def verbs(self, verb: str, headers: Sent) -> list[str]:
         """The verbs by which the API may read a request with these header fields. At Google X-HTTP-Method-Override of a
-        POST replaces the verb. Raises UsageError if it does not name one."""
-        overrides = _overrides(headers, _OVERRIDES[:1]) if verb.upper() == "POST" else []
+        POST replaces the verb. Raises UsageError if it does not name one, or if a field names another path."""
+        named = [value for name, value in _overrides(headers, by_wsgi=False) if name == _OVERRIDES[0]]
+        overrides = named if verb.upper() == "POST" else []
         if len(overrides) > 1 or not all(map(str.isalpha, overrides)):
             raise UsageError("X-HTTP-Method-Override does not name one method")
         return overrides or [verb]
@@ -268,7 +275,7 @@ class Described(Google):
     def verbs(self, verb: str, headers: Sent) -> list[str]:
         if not self.book.has_session:
             return super().verbs(verb, headers)
-        return [verb, *(value for value in _overrides(headers, _OVERRIDES) if value in VERBS)]
+        return [verb, *(value for _, value in _overrides(headers, by_wsgi=True) if value in VERBS)]
 
     def continues(self, verb: str, url: str) -> bool:
         return False

@@ -81,7 +81,8 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
         method = scope["method"] if kind == "http" else "GET"
         preflight = method == "OPTIONS" and any(key == b"access-control-request-method" for key, _ in scope["headers"])
         mount = self._mount or scope.get("root_path", "")
-        overrides = [value.decode("latin-1") for key, value in scope["headers"] if key in _OVERRIDES]
+        named = ((key.replace(b"_", b"-"), value) for key, value in scope["headers"])  # as a WSGI application reads it
+        overrides = [value.decode("latin-1") for key, value in named if key in _OVERRIDES]
         rules = self._rules.find(method, scope["path"], mount, preflight=preflight, overrides=overrides)
         if not rules:
             await self._app(scope, receive, send)

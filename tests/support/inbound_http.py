@@ -53,7 +53,7 @@ class Client:
 
     def __call__(self, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
         asked_s = time.monotonic()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        named = {name if "-" in name else name.replace("_", "-"): value for name, value in headers.items()}
         self._connection.request(method, path, body, named)
         response = self._connection.getresponse()
         body = response.read()

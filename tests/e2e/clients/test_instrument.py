@@ -338,15 +338,16 @@ def test_a_post_that_may_stand_for_a_get_costs_the_dearer_and_at_google_the_get(
     assert charged() == [("search.list", 100)]
 
 
-def test_a_request_that_names_two_methods_to_read_it_by_does_not_leave(server: PlainServer) -> None:
+def test_a_request_that_names_two_methods_or_another_path_does_not_leave(server: PlainServer) -> None:
     configure_google(server.address)
     quota.instrument()
-    with closing(http.client.HTTPConnection(server.address.partition("//")[2])) as conn:
-        conn.putrequest("POST", "/youtube/v3/search")
-        for verb in ("GET", "POST"):
-            conn.putheader("X-HTTP-Method-Override", verb)
-        with pytest.raises(OSError, match="does not name one method"):
-            conn.endheaders()
+    for name, why in (("X-HTTP-Method-Override", "does not name one method"), ("X-Original-URL", "leave it out")):
+        with closing(http.client.HTTPConnection(server.address.partition("//")[2])) as conn:
+            conn.putrequest("POST", "/youtube/v3/search")
+            for value in ("GET", "POST"):
+                conn.putheader(name, value)
+            with pytest.raises(OSError, match=why):
+                conn.endheaders()
     assert charged() == server.arrived == []
 
 
