@@ -353,7 +353,8 @@ def _meaning(reading: Reading, book: CostBook, at_ms: int, missing: str) -> Iter
     if missing:
         yield missing
     for header, value in reading.unread.items():
-        yield f"{header}: {show(value)} is of no window of the book, or no possible number or time; it changes nothing"
+        why = "of no bucket or window of the book, or no possible number or time; it changes nothing"
+        yield f"{header}: {show(value)} is {why}"
     if reading.free:
         yield "upstream does not count it: its charge is refunded"
     is_priced = reading.used_units is not None

@@ -237,6 +237,11 @@ class Answer:
             self.note_unmatched()
         return policies
 
+    def note_outside(self, rule: LevelRule) -> None:
+        """Note the name of a bucket outside the book, if the answer says what remains of it."""
+        if isinstance(rule.bucket, Field) and self._value(rule.remaining, "remaining") is not None:
+            self._note_unread(rule.bucket.header, self._headers.get(rule.bucket.header))
+
     def note_unmatched(self) -> None:
         """Note that a figure in `RateLimit`, or in the older fields, is no number or of no window of the book."""
         header = next((name for name in ("ratelimit", "ratelimit-remaining") if name in self._headers), "")

@@ -232,7 +232,7 @@ class Attempt:
         reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
         for header, value in reading.unread.items():
             shown = shorten(redact(value), 60)
-            detail = "it is of no window of the book, or no possible number or time; it changes nothing"
+            detail = "it is of no bucket or window of the book, or no possible number or time; it changes nothing"
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
         # All answers of a status may be free, whatever their bodies say.
         frees = any(match.status == status and not match.reads_body for match in book.answers.free)

@@ -429,7 +429,9 @@ class Described(Google):
             else:
                 name = None if place is None else answer.text(place, "bucket")
                 bucket = bucket_of(method, self.book) if name is None else self._named(name)
-            if bucket:  # else the pool is outside the book
+            if not bucket:
+                answer.note_outside(rule)
+            else:
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
                 yield self._checked(

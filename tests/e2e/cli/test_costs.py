@@ -115,7 +115,7 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
         "the answer changes nothing"
     ]
     assert meanings(304) == ["upstream does not count it: its charge is refunded"]
-    why = "is of no window of the book, or no possible number or time; it changes nothing"
+    why = "is of no bucket or window of the book, or no possible number or time; it changes nothing"
     unread = meanings(200, **limited, X_RateLimit_Remaining=["1,000", "few"])
     assert unread == [f"x-ratelimit-remaining: '1,000, few' {why}"]
     (reset,) = meanings(403, {"error": {"errors": [{"reason": "dailyLimitExceeded", "message": "spent"}]}})

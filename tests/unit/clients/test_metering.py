@@ -62,8 +62,8 @@ def test_an_unreadable_header_is_logged_once(
     for _ in range(3):
         meter.attempt("read", "GET").answered(200, b"", {"X-RateLimit-Remaining": "plenty"})
     assert caplog.messages == [
-        "header_unread book=github header=x-ratelimit-remaining value=plenty: it is of no window of the book, or no "
-        "possible number or time; it changes nothing"
+        "header_unread book=github header=x-ratelimit-remaining value=plenty: it is of no bucket or window of the "
+        "book, or no possible number or time; it changes nothing"
     ]
 
 

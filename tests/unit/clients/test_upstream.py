@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quota.clients.upstream import Closing, Described, Google, Reading, upstream_of
+from quota.clients.upstream import Closing, Reading, upstream_of
 from quota.clients.upstream_errors import bucket_of
 from quota.errors import UsageError
 from quota.settings.books import load_book
@@ -72,11 +72,6 @@ def github(status: int, *, body: bytes = b"{}", **more: str) -> Reading:
 
 
 # -- the seam ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_book_chooses_the_upstream() -> None:
-    assert isinstance(upstream_of(load_book("youtube-v3")), Google)
-    assert isinstance(upstream_of(a_book()), Described)
 
 
 def test_the_routes_name_the_method_of_a_request() -> None:
@@ -286,7 +281,7 @@ def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
         ({"X_RateLimit_Remaining": "1.29e+01"}, Level("core", 12, 5_000, NOW_MS + 1_800_000)),
         ({"X_RateLimit_Remaining": "98,98 , 98"}, Level("core", 98, 5_000, NOW_MS + 1_800_000)),
         ({"X_RateLimit_Remaining": "98, 97", "X_RateLimit_Limit": "5000, 100"}, None),
-        ({"X_RateLimit_Resource": "other"}, None),
+        *(({"X_RateLimit_Resource": text}, None) for text in ("other", "core, points")),
         ({"Age": "0"}, Level("core", 0, 5_000, NOW_MS + 1_800_000)),
         ({"Age": "7"}, None),
     ],
@@ -294,6 +289,7 @@ def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
 def test_a_good_answer_shows_what_remains(headers: dict[str, str], level: Level | None) -> None:
     reading = github(200, **headers)
     assert reading.levels == (() if level is None else (level,))
+    assert ("x-ratelimit-resource" in reading.unread) == (level is None and "X_RateLimit_Resource" in headers)
     assert (reading.error, reading.closes) == (None, ())
 
 
@@ -414,10 +410,6 @@ def test_an_empty_pool_closes_by_itself_only_where_the_call_was_refused() -> Non
 )
 def test_a_header_may_have_the_cost_of_a_call(cost: str, units: int | None) -> None:
     assert read(a_book("units = { header = 'X-Cost' }"), 200, {"x-cost": cost}).used_units == units
-
-
-def test_the_book_says_which_answers_are_free() -> None:
-    assert [github(status).free for status in (200, 304, 404)] == [False, True, False]
 
 
 # -- hostile -----------------------------------------------------------------------------------------------------------
