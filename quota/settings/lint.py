@@ -252,16 +252,16 @@ def _limits(credential: CredentialSettings) -> Iterator[Finding]:
         if limit.shadow:
             continue
         location, selector = f"credentials.{credential.name}.limits[{index}]", limit.view.selector
-        each = {method: book.least_units(replace(selector, methods=(method,))) for method in book.methods}
-        costs = {method: each[method] for method in selector.methods}
+        costs = {method: book.least_units(replace(selector, methods=(method,))) for method in selector.methods}
         for what, units in (costs or {"the cheapest call": book.least_units(selector)}).items():
             if limit.limit_units < units:
                 message = f"limit {limit.name!r} holds {limit.limit_units:,}, and {what} costs {units:,}: it never fits"
                 yield problem(location, message, f"raise the limit to {units:_} or more")
-        dear = [method for method, units in each.items() if limit.limit_units < units <= limit.quota_units]
+        units_of = {method: book.price(method).counted_by(selector) for method in book.methods}
+        dear = [method for method, units in units_of.items() if limit.limit_units < units <= limit.quota_units]
         if dear and not selector.methods:  # upstream would admit them
-            units = each[dear[0]]
-            message = f"limit {limit.name!r} holds {limit.limit_units:,}, and {dear[0]} costs {units:,}: it never fits"
+            costs_units = f"{'reserves' if book.price(dear[0]).reserved else 'costs'} {units_of[dear[0]]:,}"
+            message = f"limit {limit.name!r} holds {limit.limit_units:,}, and {dear[0]} {costs_units}: it never fits"
             yield warning(location, message, "lower the headroom, or ignore this if nobody makes this call")
     for bucket in book.buckets.values():
         yield from _uncovered(bucket, credential)

@@ -41,10 +41,11 @@ def lint_book(book: CostBook) -> Iterator[Finding]:
             message = f"{lasts} closes a bucket for longer than a day, and than its longest window of {window.name}"
             yield warning(location, message, "write a shorter time; ignore this if upstream refuses calls for so long")
     for method, prices in book.methods.items():
-        for part in prices[-1].least.parts:
+        for part in prices[-1].parts:
             quota = min(book.buckets[part.bucket].quotas, key=lambda quota: quota.units)
             if part.units > quota.units:
-                costs = f"{method} costs {many(part.units, 'unit')} of bucket {part.bucket!r}"
+                does = "reserves" if part.reserve else "costs"
+                costs = f"{method} {does} {many(part.units, 'unit')} of bucket {part.bucket!r}"
                 message = f"{costs}, and the quota is {quota.units:,} per {quota.window.name}: it never fits"
                 yield warning(location, message, "correct one of them; ignore this if upstream granted you more")
 

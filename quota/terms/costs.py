@@ -99,6 +99,10 @@ class Price(NamedTuple):
         parts = [part._replace(units=part.reserve.least) if part.reserve else part for part in self.parts]
         return self._replace(parts=tuple(parts))
 
+    def counted_by(self, selector: Selector) -> int:
+        """What the call adds to a limit that selects its method."""
+        return sum(selector.cost(part.units) for part in self.parts if selector.counts_bucket(part.bucket))
+
     def units_in(self, bucket: str) -> int:
         """What the call adds to one bucket."""
         return sum(part.units for part in self.parts if part.bucket == bucket)
@@ -310,11 +314,7 @@ class CostBook(NamedTuple):
             for bucket in selector.buckets or self.buckets:
                 cheapest_units.append(min([part.units for part in parts if part.bucket == bucket], default=1))
             return selector.cost(min(cheapest_units))
-        prices = [self.price(method).least for method in selector.methods]
-        counted = (
-            sum(selector.cost(part.units) for part in price.parts if selector.counts_bucket(part.bucket))
-            for price in prices
-        )
+        counted = [self.price(method).least.counted_by(selector) for method in selector.methods]
         return min(filter(None, counted), default=1)
 
 

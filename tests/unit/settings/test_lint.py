@@ -541,6 +541,9 @@ def test_check_names_what_is_unwise_in_a_book_once(tmp_path: Path) -> None:
         "warning: credentials.a.limits[0]: limit 'hour' holds 950, and chat costs 951: it never fits; "
         "lower the headroom, or ignore this if nobody makes this call"
     )
+    for units, why in ((951, "chat reserves 951: it never"), (1_001, "chat reserves 1,001 units of bucket")):
+        reserve = f'{{ reserve = {{ json = "/n", default = {units} }} }}'
+        assert why in message(reserve, 'answers = { units = "X-Cost" }')[0]
     assert message("9", 'key = { header = "host" }') == [
         "warning: cost book chat: key: clients set the header host themselves, so it can hold no key; name the header "
         "in which the API takes its key"
