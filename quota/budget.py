@@ -152,8 +152,9 @@ class Budget(OfOneProcess):
     ) -> list[Decision]:
         """Charge 1 to 100 calls in one step before they leave: all of them if every limit has room for all, else none.
 
-        Each call is a method, or a method with its units. The decisions come in the order of the calls, each with an
-        id of its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does.
+        Each call is a method, or a method with its units; with two buckets it counts as two calls. The decisions come
+        in the order of the calls, each with an id of its own; `limits`, `retry_at` and the rest are those of all calls
+        together. Raises as `charge` does.
         """
         return self._decide(calls_of(calls), job, region, commit=True)
 
