@@ -581,5 +581,5 @@ def _corrected(x: ChargeExplained) -> str:
         return f"{repaid}It is reserved: the cost of the call is not known yet"
     if charge.charged_units == charge.units:
         return f"{repaid}It was never corrected"
-    how = "refunded: it counts nothing" if not charge.units else f"settled: it counts {counts}"
+    how = "refunded, or settled at 0: it counts nothing" if not charge.units else f"settled: it counts {counts}"
     return f"{repaid}It was {how} now, {charge.charged_units:,} before"
