@@ -552,7 +552,7 @@ def explain(
 @credential_option
 @config_option
 def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, config: str | None) -> None:
-    """Open a bucket that upstream reported as used up.
+    """Open a bucket that upstream reported as used up. Its limits still count, with the units used by others.
 
     `quota status` shows the text of --because until upstream closes the bucket again. If the bucket is not closed, the
     exit status is 1.
@@ -576,9 +576,9 @@ def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, con
             f"bucket {show(bucket)} of project {project.name!r} is not closed; closed: {', '.join(closed) or 'none'}"
         )
     if dry_run:
-        say(f"bucket {bucket} of project {project.name} would be open again: {reason}")
+        say(f"bucket {bucket} of project {project.name} would no longer be closed: {reason}")
         return
     reopened = line("bucket_reopened", project=project.name, bucket=bucket, because=reason)
     logging.getLogger("quota").info("%s", reopened)
-    say(f"bucket {bucket} of project {project.name} is open again: {reason}")
-    unprinted("the bucket is open again")
+    say(f"bucket {bucket} of project {project.name} is no longer closed: {reason}")
+    unprinted("the bucket is no longer closed")

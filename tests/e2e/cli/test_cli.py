@@ -232,12 +232,12 @@ def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_ope
         now_ms = ledger.now_ms()
         state_at(ledger).exhaust(Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
     shown = quota("reopen", "units", "--because", "raised", "--dry-run")
-    assert (shown.returncode, shown.stdout) == (0, "bucket units of project p would be open again: raised\n")
+    assert (shown.returncode, shown.stdout) == (0, "bucket units of project p would no longer be closed: raised\n")
     assert quota("charge", "videos.list").returncode == 75
     assert quota("plan", "--days", "1").returncode == 1
     assert "needs a reason" in one_line(quota("reopen", "units", "--because", " "), 2)
     reopened = quota("reopen", "units", "--because", "raised,\nsee ?key=AIzaSyThisIsTheSecretOfTheTests_0123456")
-    assert reopened.stdout == r"bucket units of project p is open again: raised,\nsee ?key=[redacted]" + "\n"
+    assert reopened.stdout == r"bucket units of project p is no longer closed: raised,\nsee ?key=[redacted]" + "\n"
     (exhaustion,) = quota.json("status")["credentials"][0]["exhausted"]
     assert exhaustion["reopened_because"] == r"raised,\nsee ?key=[redacted]"
     assert quota("charge", "videos.list").returncode == 0
