@@ -106,8 +106,11 @@ class Meter:
             price = book.default_price(verb)
             detail = "the cost book has no such method; add it"
             _warn_once("default_price", detail, book.name, name, method=name, units=price.units)
-        detail = "the request is a stream, packed, no JSON, or larger than 16 MB, so the default is reserved"
-        unread = partial(_warn_once, "reserve_unread", detail, book.name, name, method=name)
+
+        def unread() -> None:
+            detail = "the request is a stream, packed, no JSON, or larger than 16 MB, so the default is reserved"
+            _warn_once("reserve_unread", detail, book.name, name, method=name)
+
         parts = []
         for part in price.parts:
             units = part.reserve.bound(body, unread) if part.reserve else part.units

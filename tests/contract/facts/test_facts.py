@@ -216,8 +216,7 @@ def test_a_change_is_made_once_the_fence_is_replaced(log: Log, monkeypatch: pyte
 
 def test_a_change_takes_an_ended_fence_from_its_owner(log: Log) -> None:
     """The owner was killed, or is late and has read the state before this change."""
-    done, epoch = log.fence("p", log.begin("p").epoch, "token", 0)
-    assert done
+    _, epoch = log.fence("p", log.begin("p").epoch, "token", 0)
     assert change(log, "p", ("a",), to(a="after")) == "done"
     assert read(log, "a") == {"a": "after"}
     assert not log.replace("p", epoch, log.begin("p").tip, (), "another")

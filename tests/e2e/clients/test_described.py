@@ -216,6 +216,12 @@ class World:
         return [entry for entry in log if entry.bucket == "tokens"]
 
 
+@pytest.fixture(autouse=True)
+def _warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another test has told of once is told again."""
+    monkeypatch.setattr(metering, "_warned", set())
+
+
 @pytest.fixture
 def world(ledger: Log) -> Iterator[World]:
     with Model() as model:
@@ -253,10 +259,9 @@ def ask(world: World, kind: Any, how: str, use: int) -> None:
     ],
 )
 def test_an_answer_with_its_usage_settles_the_call(
-    world: World, client: Any, how: str, use: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    world: World, client: Any, how: str, use: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A figure that no charge can have is no usage."""
-    monkeypatch.setattr(metering, "_warned", set())
     client.ask(world.model.url, "POST", json=asking(how, use))
     (entry,) = world.tokens()
     assert BOUND < entry.charged_units <= BOUND + 40, "with a unit for three bytes of the body"
@@ -267,9 +272,8 @@ def test_an_answer_with_its_usage_settles_the_call(
 
 @pytest.mark.parametrize("how", ["silent", "quiet", "cut", "hang-up"])
 def test_an_answer_without_a_figure_keeps_the_reservation(
-    world: World, client: Any, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    world: World, client: Any, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(metering, "_warned", set())
     breaks_off = how in ("cut", "hang-up")
     with pytest.raises(BROKEN) if breaks_off else nullcontext():
         client.ask(world.model.url, "POST", json=asking(how, 70))
@@ -280,9 +284,8 @@ def test_an_answer_without_a_figure_keeps_the_reservation(
 
 @pytest.mark.parametrize("unread", [RequestBody(gzip.compress(b"{}")), RequestBody(None, 30)])
 def test_a_line_says_once_that_the_number_in_a_request_was_not_read(
-    world: World, unread: RequestBody, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    world: World, unread: RequestBody, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(metering, "_warned", set())
     for body in (RequestBody(b"{}"), unread, unread):
         metering.Meter(world.budget).call("chat", "POST", body)
     assert [message.partition(":")[0] for message in caplog.messages] == ["reserve_unread book=model method=chat"]

@@ -430,9 +430,7 @@ def fetch(client, region, cursor):
     assert bench.rows("SELECT rank, video_id FROM rankings") == [(1, "v1"), (2, "v2")]
 
 
-def test_a_package_that_is_being_replaced_ends_the_run_and_keeps_the_place(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_ends_the_run_and_keeps_the_place(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.configure(regions=["US"], pages=2, more="max_units = 1")
     assert outcomes(bench.run()) == {"US": "partial"}
     with monkeypatch.context() as upgrade:
