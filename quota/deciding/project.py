@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,7 +24,7 @@ from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal, seq_of
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
-from quota.rules.entry import FURTHER, START, Entry, Id, Others, id_of_call, just_before
+from quota.rules.entry import START, Entry, Id, Others, ids_of_calls, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
 from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
@@ -199,8 +198,7 @@ class Project(OfOneProcess):
         for entry in unseen if self._refused else ():
             if (refused := self._refused.pop(entry.key, None)) is not None:
                 method, charges = refused
-                calls = Counter(charge.key.partition(FURTHER)[0] for charge in charges)
-                ids = listed(id_of_call(entry.id[0], key, parts - 1) for key, parts in calls.items())
+                ids = listed(dict.fromkeys(ids_of_calls([(entry.id[0], charge.key) for charge in charges])))
                 about = {"method": method, "job": entry.job, "units": sum(charge.units for charge in charges)}
                 detail = "the ledger got the call, but gave no answer in time; `quota refund` gives it back"
                 warn("refused_but_charged", detail, project=self.name, **about, charge=ids)

@@ -24,10 +24,10 @@ from quota.deciding.history import whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import Decision, LimitState
 from quota.errors import UsageError
-from quota.reports.spending import KeptRefusal, counted, entries_of_window, ids_of_calls, read_refusals
+from quota.reports.spending import KeptRefusal, counted, entries_of_window, read_refusals
 from quota.reports.status import reserved_of
 from quota.rules.calls import Checklist, cap, charge_units, granted_units
-from quota.rules.entry import Entry, just_before, others_units
+from quota.rules.entry import Entry, ids_of_calls, just_before, others_units
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import LimitAtCall, room_at
 from quota.rules.spent import spent
@@ -385,7 +385,8 @@ def _expiries(project: Project, state: LimitAtCall, room_ms: int | None, now_ms:
         if units:
             rows.append(Expiry(window.edges(now_ms)[1], units, "reset"))
     else:
-        names = dict(zip([charge.key for charge in charges], ids_of_calls(charges), strict=True))
+        keys = [charge.key for charge in charges]
+        names = dict(zip(keys, ids_of_calls([(charge.id[0], charge.key) for charge in charges]), strict=True))
         for charge, units in counted(view.selector, charges):
             at_ms, name = leaves_at(window, charge.id[0]), names[charge.key]
             rows.append(Expiry(at_ms, units, "charge", job=charge.job, charge=name, method=charge.method))

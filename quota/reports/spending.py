@@ -21,7 +21,7 @@ from quota.deciding.history import begin, charges, entries, sums, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import SHADOW, LimitState
 from quota.errors import LedgerError, UnknownCharge, UsageError
-from quota.rules.entry import END, FURTHER, Entry, Id, call_keys, id_of_call, just_before, parts_of_id
+from quota.rules.entry import END, Entry, Id, call_keys, id_of_call, ids_of_calls, just_before, parts_of_id
 from quota.rules.refusals import RefusedSum
 from quota.rules.spent import ChargedSum, Spent, spent
 from quota.rules.total import total_of
@@ -161,7 +161,8 @@ def read_charges(projects: Iterable[Project], since_ms: int) -> list[tuple[str, 
     rows: list[tuple[str, str, Spent]] = []
     for project in projects:
         spent = charges(project, since_ms)
-        rows += ((project.name, *row) for row in zip(ids_of_calls(spent), spent, strict=True))
+        names = ids_of_calls([(charge.id[0], charge.key) for charge in spent])
+        rows += ((project.name, *row) for row in zip(names, spent, strict=True))
     return sorted(rows, key=lambda row: row[2].id[0])
 
 
@@ -176,13 +177,6 @@ def counted(selector: Selector, spent: Iterable[Spent]) -> Iterator[tuple[Spent,
     for charge in spent:
         if charge.units and selector.counts(charge.bucket, charge.method, charge.job):
             yield charge, selector.cost(charge.units)
-
-
-def ids_of_calls(spent: Sequence[Spent]) -> list[str]:
-    """For each of these charges the id of its call."""
-    calls = [charge.key.partition(FURTHER)[0] for charge in spent]  # the key of the first charge of each call
-    parts = Counter(calls)
-    return [id_of_call(charge.id[0], call, parts[call] - 1) for charge, call in zip(spent, calls, strict=True)]
 
 
 def read_sums(project: Project) -> tuple[Sequence[ChargedSum], Sequence[RefusedSum]]:

@@ -22,7 +22,8 @@ has 64 bits, drawn for each attempt, so a copy of a running process repeats no k
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 Id = tuple[int, int]
@@ -161,6 +162,13 @@ def call_keys(key: str, further: int) -> list[str]:
 def id_of_call(charged_ms: int, key: str, further: int) -> str:
     """The id of a call's charge: `MS-KEY`, with `+N` if the call has N further charges."""
     return f"{charged_ms}-{key}" + (f"{FURTHER}{further}" if further else "")
+
+
+def ids_of_calls(charges: Sequence[tuple[int, str]]) -> list[str]:
+    """For each of these charges, given by time and key, the id of its call."""
+    calls = [(charged_ms, key.partition(FURTHER)[0]) for charged_ms, key in charges]
+    parts = Counter(key for _, key in calls)
+    return [id_of_call(charged_ms, key, parts[key] - 1) for charged_ms, key in calls]
 
 
 def parts_of_id(name: str) -> tuple[int, str, int]:
