@@ -108,6 +108,8 @@ class Budget(OfOneProcess):
         that nothing remains, and the names of the limits."""
         self.heard: dict[tuple[str, tuple[str, ...]], tuple[Heard, int]] = {}
         """What the newest answers said of a bucket's window, and when: by bucket and the names of the limits."""
+        self.without_usage: set[str] = set()
+        """The methods of calls that a whole answer has not settled."""
         self.on_decision: Callable[[Decision], None] | None = None
         """Called with each decision that is not a peek: a run counts them, and shows its progress."""
         self.on_correction: Callable[[str, int | None], None] | None = None

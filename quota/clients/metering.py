@@ -272,9 +272,8 @@ class Attempt:
     @property
     def _settles(self) -> bool:
         """Whether the body of a good answer will settle the call, as far as former answers show."""
-        book = self._budget.book
-        reads = self._settlement is not None and book.answers.units is not None and self._succeeded
-        return reads and ("usage_unread", book.name, self.decision.method) not in _warned
+        reads = self._settlement is not None and self._budget.book.answers.units is not None
+        return reads and self._succeeded and self.decision.method not in self._budget.without_usage
 
     def usage(self, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
         """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
@@ -288,6 +287,7 @@ class Attempt:
         """Note that a whole answer lacks the call's usage, or has none that counts. An error needs none."""
         if self._succeeded:
             method = self.decision.method
+            self._budget.without_usage.add(method)
             _warn_once("usage_unread", why, self._budget.book.name, method, method=method)
 
     def settle_by(self, headers: Mapping[str, str], body: bytes) -> None:
