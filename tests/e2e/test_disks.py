@@ -132,8 +132,8 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
 def test_a_limit_of_the_process_is_named_wherever_it_is_met(machine: Machine) -> None:
     assert machine.charge()["source"] == "ledger"
     for command in ("charge search.list", "peek search.list", "status --check", "check", "doctor"):
-        said = machine.quota.shell(f"ulimit -f 4; quota {command} 2>&1").stdout
-        assert ["File too large" in said, "ulimit -f" in said, "No space" in said] == [True, True, False], command
+        output = machine.quota.shell(f"ulimit -f 4; quota {command} 2>&1").stdout
+        assert ["File too large" in output, "ulimit -f" in output, "No space" in output] == [True, True, False], command
     for number in range(7, 12):
         done = machine.quota.shell(f"ulimit -n {number}; quota run t")
         assert re.search(r"Too many open files[^;\n]*; raise the limit on open files \(ulimit -n\)", done.stderr)
