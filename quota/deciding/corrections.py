@@ -36,7 +36,7 @@ def correct(project: Project, charged_ms: int, keys: Sequence[str], units: int) 
     them. Raises LedgerError."""
     restored(project, project.mark)
     of_then = all_between(project.log.read, project.name, just_before(charged_ms), (charged_ms, END[1]))
-    charges = {entry.key: entry for entry in of_then if entry.key in keys and entry.kind == "charge"}
+    charges = _among(keys, of_then)
     if len(charges) < len(keys):
         put_back(project)  # the ledger may have just lost them
         charges = find(project, keys)  # a repair may have dated them anew
@@ -126,7 +126,7 @@ def find(project: Project, keys: Collection[str], after: Id = START) -> dict[str
         charges: dict[str, Entry] = {}
         for entries in in_pieces(project.log.read, project.name, after):
             newest = entries[-1].id
-            charges |= {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}
+            charges |= _among(keys, entries)
             if len(charges) == len(keys):
                 return charges
         was_lost = project.reading.note_missing(seen, newest)
@@ -144,3 +144,8 @@ def _note_if_ours(project: Project, correction: Id) -> bool:
     if project.journal is not None:
         project.journal.write(project.reading.epoch, ours)
     return bool(ours)
+
+
+def _among(keys: Collection[str], entries: Sequence[Entry]) -> dict[str, Entry]:
+    """The charges among these entries that have these keys."""
+    return {entry.key: entry for entry in entries if entry.key in keys and entry.kind == "charge"}
