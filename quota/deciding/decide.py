@@ -31,7 +31,7 @@ from quota.rules.calls import Checklist
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import Exhaustion, Facts, closing
 from quota.rules.reading import Mark
-from quota.terms.limits import cutoff
+from quota.terms.limits import View, cutoff
 
 COUNT_WITHIN_S = 0.7
 """How long a decision reads for its totals, once it has begun to read the log. Then it answers "counting", and the next
@@ -129,22 +129,25 @@ def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry]) ->
 
 def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
     """The outcome by the entries read so far. Reads what is missing; raises StillCountingError after `ends_s`."""
-    compare = partial(_compare, project, checklist)
-    while True:
-        outcome = project.in_turn(compare)
-        if isinstance(outcome, Outcome):
-            return outcome
+
+    def step() -> Outcome | Callable[[], None]:
+        now_ms = project.now_ms()
+        return _missing(project, checklist.views, now_ms) or _compare(project, checklist, now_ms)
+
+    while not isinstance(outcome := project.in_turn(step), Outcome):
+        read = outcome  # not in turn, where other threads wait
         try:
-            outcome()
+            read()
         except BehindError:
             put_back(project)
         if elapsed_s() > ends_s:
             raise StillCountingError
+    return outcome
 
 
-def _compare(project: Project, checklist: Checklist) -> Outcome | Callable[[], None]:
-    """The outcome by the entries read so far, or what reads the missing ones: not here, where other threads wait."""
-    reading, views = project.reading, checklist.views
+def _missing(project: Project, views: Sequence[View], now_ms: int) -> Callable[[], None] | None:
+    """What reads the next missing part of the log; None: all is read. Drops the entries that left these windows."""
+    reading, behind = project.reading, []
     if not reading.began:
         return partial(project.begin, views)
     if reading.facts_markers != reading.markers:  # they have changed
@@ -154,7 +157,6 @@ def _compare(project: Project, checklist: Checklist) -> Outcome | Callable[[], N
     totals = [reading.totals[view] for view in views if view in reading.totals]
     if len(totals) < len(views):
         return partial(project.open, [view for view in views if view not in reading.totals])
-    now_ms, behind = project.now_ms(), []
     for total in totals:
         if total.head < reading.seen:
             total.skip_left(cutoff(total.view.window, now_ms))
@@ -162,9 +164,13 @@ def _compare(project: Project, checklist: Checklist) -> Outcome | Callable[[], N
             return partial(project.in_turn, partial(project.read_leaving, total, wanted))
         if total.head < reading.seen:
             behind.append(total.head)
-    if behind:
-        return partial(project.read_behind, min(behind))
-    used_units = tuple([total.used_units for total in totals])
+    return partial(project.read_behind, min(behind)) if behind else None
+
+
+def _compare(project: Project, checklist: Checklist, now_ms: int) -> Outcome:
+    """The outcome by the totals, once all is read."""
+    reading = project.reading
+    used_units = tuple([reading.totals[view].used_units for view in checklist.views])
     caps = checklist.caps_compared(reading.facts, now_ms)
     closed = closing(reading.facts, checklist.closed_by, now_ms, project.jitter_ms)
     # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
