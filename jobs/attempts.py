@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import quota
 from quota import Budget, Decision, Session
-from quota.clients.upstream_errors import Answer, answer_in, is_any, is_transient, passed, refused_login
+from quota.clients.upstream_errors import RawAnswer, answer_in, is_any, is_transient, passed, refused_login
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.files import remedy_for
 from quota.common.log import line
@@ -378,7 +378,7 @@ _UNREACHABLE = frozenset((ENETDOWN, ENETUNREACH, ENETRESET, EHOSTDOWN, EHOSTUNRE
 """System errors of a network that is down or busy. Python has no exception classes for them."""
 
 
-def _classify_answer(answer: Answer, method: str, book: CostBook) -> Failure:
+def _classify_answer(answer: RawAnswer, method: str, book: CostBook) -> Failure:
     from quota.clients.upstream import asked_wait_ms, upstream_of
 
     (status, headers, body), at_ms = answer, host_clock()

@@ -38,7 +38,7 @@ from quota.terms.limits import leaves_at
 from quota.wording import Table
 
 if TYPE_CHECKING:
-    from quota.clients.upstream import Reading
+    from quota.clients.upstream import Meaning
 
 NAMED = "NAME|FILE"
 
@@ -334,31 +334,31 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
 # -- try ---------------------------------------------------------------------------------------------------------------
 
 
-def _meaning(reading: Reading, book: CostBook, at_ms: int, missing: str) -> Iterator[str]:
+def _sentences(meaning: Meaning, book: CostBook, at_ms: int, missing: str) -> Iterator[str]:
     """What an answer of `at_ms` means. `missing` says why it lacks the usage."""
-    for closing in reading.closes:
+    for closing in meaning.closes:
         window = book.buckets.get(closing.bucket, book.main_bucket).window
         until = _opens(leaves_at(window, at_ms) if closing.until_ms is None else closing.until_ms)
         until += f", when its window {window.name} resets" if closing.until_ms is None else ""
         yield f"closes {closing.bucket} until {until}: {closing.why}"
-    if reading.error is not None and not reading.closes:
-        remedy = f"; {reading.error.remedy}" if reading.error.remedy else ""
-        yield f"{_MEANINGS.get(reading.error.kind, 'closed')}: {reading.error.message}{remedy}"
-    for level in filter(attrgetter("remaining_units"), reading.levels):
+    if meaning.error is not None and not meaning.closes:
+        remedy = f"; {meaning.error.remedy}" if meaning.error.remedy else ""
+        yield f"{_MEANINGS.get(meaning.error.kind, 'closed')}: {meaning.error.message}{remedy}"
+    for level in filter(attrgetter("remaining_units"), meaning.levels):
         limit = "" if level.limit_units is None else f" of {level.limit_units:,}"
         until = "" if level.reset_ms is None else f" until {_opens(level.reset_ms)}"
         yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
-    if reading.used_units is not None:
-        yield f"it cost {many(reading.used_units, 'unit')}"
+    if meaning.used_units is not None:
+        yield f"it cost {many(meaning.used_units, 'unit')}"
     if missing:
         yield missing
-    for header, value in reading.unread.items():
+    for header, value in meaning.unread.items():
         why = "of no bucket or window of the book, or no possible number or time; it changes nothing"
         yield f"{header}: {show(value)} is {why}"
-    if reading.free:
+    if meaning.free:
         yield "upstream does not count it: its charge is refunded"
-    is_priced = reading.used_units is not None
-    if not (is_priced or reading.error or reading.changes_something or reading.unread or missing):
+    is_priced = meaning.used_units is not None
+    if not (is_priced or meaning.error or meaning.changes_something or meaning.unread or missing):
         yield "the answer changes nothing"
 
 
@@ -373,18 +373,18 @@ _MEANINGS = {
 """The kinds of errors that may close nothing, in words."""
 
 
-def _reading_json(reading: Reading) -> dict[str, Any]:
+def _meaning_json(meaning: Meaning) -> dict[str, Any]:
     levels = [
         {**members(level, "bucket remaining_units limit_units"), "resets_at": members(level, "reset")["reset"]}
-        for level in reading.levels
+        for level in meaning.levels
     ]
     return {
-        "kind": None if reading.error is None else reading.error.kind,
-        "message": None if reading.error is None else reading.error.message,
-        "closes": [members(closing, "bucket until") for closing in reading.closes],
+        "kind": None if meaning.error is None else meaning.error.kind,
+        "message": None if meaning.error is None else meaning.error.message,
+        "closes": [members(closing, "bucket until") for closing in meaning.closes],
         "remaining": levels,
-        "units": reading.used_units,
-        "free": reading.free,
+        "units": meaning.used_units,
+        "free": meaning.free,
     }
 
 
@@ -440,13 +440,13 @@ def try_request(
     if answer is None:
         return data, [says]
     at_ms = host_clock()
-    status, reading, missing = _reading(book, answer, method or f"{verb} **", at_ms)
-    is_missing = 200 <= status < 300 and reading.used_units is None and any(part.reserve for part in price.parts)
-    means = _meaning(reading, book, at_ms, missing if is_missing and not reading.free else "") if metered else ()
-    return {**data, "answer": _reading_json(reading)}, [says, *means]
+    status, meaning, missing = _meaning(book, answer, method or f"{verb} **", at_ms)
+    is_missing = 200 <= status < 300 and meaning.used_units is None and any(part.reserve for part in price.parts)
+    means = _sentences(meaning, book, at_ms, missing if is_missing and not meaning.free else "") if metered else ()
+    return {**data, "answer": _meaning_json(meaning)}, [says, *means]
 
 
-def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int, Reading, str]:
+def _meaning(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int, Meaning, str]:
     """The status of the answer in a file, what it means at `at_ms`, and why it may lack the usage. Raises
     ConfigError."""
     from quota.clients.answer_fields import NO_USAGE, Usage
@@ -455,7 +455,7 @@ def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int,
 
     status, headers, body, _ = read_answer(answer)
     head = body[:MAX_BODY_BYTES]  # as much of it as the transports look at
-    reading = upstream_of(book).read(status, headers, head, method=method, at_ms=at_ms)
+    meaning = upstream_of(book).read(status, headers, head, method=method, at_ms=at_ms)
     missing = [NO_USAGE]
     if (used := book.answers.units) is not None:
         fields = {name.lower(): value for name, value in headers.items()}
@@ -463,6 +463,6 @@ def _reading(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int,
             fields.pop(of_the_wire, None)
         usage = Usage(used, fields, framed=True, missing=missing.append)
         pieces = () if status == 206 else (usage.feed(body), usage.end())  # a part shows no usage of the whole
-        reading = reading._replace(used_units=next((units for units in pieces if units is not None), None))
-    evidence = [each for level in reading.levels if (each := evidence_of(level, book, (), at_ms, at_ms)) is not None]
-    return status, reading.with_evidence(evidence), missing[-1]
+        meaning = meaning._replace(used_units=next((units for units in pieces if units is not None), None))
+    evidence = [each for level in meaning.levels if (each := evidence_of(level, book, (), at_ms, at_ms)) is not None]
+    return status, meaning.with_evidence(evidence), missing[-1]

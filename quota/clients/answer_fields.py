@@ -1,7 +1,7 @@
 """How much of an answer a client reads, and what its parts say, in the places that the cost book names.
 
     AnswerLimits   the limits on an answer, for every client
-    State          what an answer says of a limit
+    PoolState      what an answer says of a limit
     Answer         an answer; each method answers one question of the book
     Usage          finds the figures of a call's usage in a body while the caller reads it
 
@@ -82,7 +82,7 @@ class AnswerLimits(NamedTuple):
         return None if self.max_body_mb is None else self.max_body_mb * MB
 
 
-class State(NamedTuple):
+class PoolState(NamedTuple):
     """What an answer says of a limit. `bucket` is the bucket or pool: in a policy as the answer calls it, else as the
     book does; `named` if the answer names it. `window_ms` is the length of its window. `is_only`: no other limit is in
     the answer. `is_others`: it is of another window or unit than the bucket, so it may only close it."""
@@ -208,7 +208,7 @@ class Answer:
         span_ms = (asked - left) / per_second * SECOND_MS
         return self.at_ms + math.ceil(span_ms) if span_ms < LATEST_MS else None  # no ledger can hold a later time
 
-    def policies(self) -> list[State]:
+    def policies(self) -> list[PoolState]:
         """Each policy in `RateLimit`, with what `RateLimit-Policy` says of it (draft-ietf-httpapi-ratelimit-headers).
         In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about. Older drafts have a
         header for each of its figures."""
@@ -231,7 +231,7 @@ class Answer:
                 limit, reset_ms = _whole(figures.get("q")), self._moment_ms(figures.get("t"))
                 is_only = not has_several and bool(same or not described)
                 counts_calls = all(each.get("qu", "requests") == "requests" for each in (figures, *same))
-                state = State(name, remaining, limit, reset_ms, window_ms)
+                state = PoolState(name, remaining, limit, reset_ms, window_ms)
                 policies.append(state._replace(counts_calls=counts_calls, is_only=is_only))
         if not policies:
             self.note_unmatched()

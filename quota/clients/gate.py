@@ -288,11 +288,11 @@ class HostGate:
 
     async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool) -> None:
         """Note the answer. What changes the ledger happens in a thread."""
-        reading = attempt.reading(status, body, headers, whole=whole)
-        if reading.changes_something:
-            await self.corrected(partial(attempt.follow, reading))
+        meaning = attempt.meaning(status, body, headers, whole=whole)
+        if meaning.changes_something:
+            await self.corrected(partial(attempt.follow, meaning))
         else:
-            attempt.follow(reading)
+            attempt.follow(meaning)
 
     async def settle(self, attempt: Attempt, used_units: int | None) -> None:
         """Settle the reserved units if the usage is known, in a thread, before the reader goes on."""

@@ -22,7 +22,7 @@ from functools import partial
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import Headers, Usage
-from quota.clients.upstream import NOTHING, Closing, Reading, upstream_of
+from quota.clients.upstream import NOTHING, Closing, Meaning, upstream_of
 from quota.clients.upstream_errors import UpstreamError
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
@@ -216,12 +216,12 @@ class Attempt:
         The ledger records a closed bucket for all processes. Never raises a QuotaError: the caller is about to report
         upstream's own error.
         """
-        reading = self.reading(status, body, headers, whole=whole)
-        self.follow(reading)
-        return reading.error
+        meaning = self.meaning(status, body, headers, whole=whole)
+        self.follow(meaning)
+        return meaning.error
 
-    def reading(self, status: int, body: bytes, headers: Headers, *, whole: bool) -> Reading:
-        """What the answer means. It does not ask the ledger; `follow` acts on the reading."""
+    def meaning(self, status: int, body: bytes, headers: Headers, *, whole: bool) -> Meaning:
+        """What the answer means. It does not ask the ledger; `follow` acts on the meaning."""
         if self._is_over:
             return NOTHING
         self._is_over, self._succeeded = True, 200 <= status < 300
@@ -232,35 +232,35 @@ class Attempt:
         # The ledger's clock: its time of the decision, plus the time since then on this machine.
         at_ms = self._clock() + self._ahead_ms
         book = self._budget.book.at(charged_ms(self.decision))
-        reading = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
-        for header, value in reading.unread.items():
+        meaning = upstream_of(book).read(status, headers, body, method=self.decision.method, at_ms=at_ms)
+        for header, value in meaning.unread.items():
             shown = shorten(redact(value), 60)
             detail = "it is of no bucket or window of the book, or no possible number or time; it changes nothing"
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
         # All answers of a status may be free, whatever their bodies say.
         frees = any(match.status == status and not match.reads_body for match in book.answers.free)
-        free = reading.free and (whole or frees)
-        reading = reading._replace(free=free)
-        if not reading.levels:
-            return reading
-        return reading.with_evidence(news(self._budget, self.decision, reading.levels, at_ms))
+        free = meaning.free and (whole or frees)
+        meaning = meaning._replace(free=free)
+        if not meaning.levels:
+            return meaning
+        return meaning.with_evidence(news(self._budget, self.decision, meaning.levels, at_ms))
 
-    def follow(self, reading: Reading) -> None:
+    def follow(self, meaning: Meaning) -> None:
         """Act on an answer: close buckets, refund a free call, count what others used. Never raises a QuotaError."""
-        for closing in reading.closes:
+        for closing in meaning.closes:
             try:
-                self._close(closing, is_pause=reading.is_pause)
+                self._close(closing, is_pause=meaning.is_pause)
             except QuotaError as trouble:
                 warn("exhaustion_not_recorded", trouble, bucket=closing.bucket)
-        if reading.free and self.decision.id is not None:
+        if meaning.free and self.decision.id is not None:
             self._settlement = None
             self._refund(self.decision.id)
         # After the correction of this call: what it used beyond its charge would count as others' too.
-        if self._settles and all(each.level.remaining_units > 0 for each in reading.heard):
-            self._unsettled = reading.heard
+        if self._settles and all(each.level.remaining_units > 0 for each in meaning.heard):
+            self._unsettled = meaning.heard
         else:
-            self._observe(reading.heard)
-        error = reading.error
+            self._observe(meaning.heard)
+        error = meaning.error
         if error is not None and error.bucket is not None and self._budget.on_exhausted is not None:
             with suppress(QuotaError):
                 self._budget.on_exhausted(self.decision)

@@ -1,7 +1,7 @@
 """The seam for upstreams: it names the method of a request, and reads an answer. The cost book chooses the upstream.
 
     upstream_of(book)   Google, or Described if the book itself describes its API
-    Reading             what one answer means: an error, buckets that it closes, what remains, what the call cost
+    Meaning             what one answer means: an error, buckets that it closes, what remains, what the call cost
     Closing             a bucket that is closed for everybody
     Access              what a proxy needs to pass requests on to an API
     Google              what is asked of an upstream. A third upstream extends Described, and is a case in `upstream_of`
@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from quota.clients.answer_fields import Answer, AnswerLimits, Headers, State
+from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
@@ -47,7 +47,7 @@ class Closing(NamedTuple):
     why: str
 
 
-class Reading(NamedTuple):
+class Meaning(NamedTuple):
     """What one answer means.
 
     `error` is upstream's error, also an error inside a good answer. `used_units` is what the call really cost; upstream
@@ -66,11 +66,11 @@ class Reading(NamedTuple):
 
     @property
     def changes_something(self) -> bool:
-        """Whether the reading changes anything in the ledger."""
+        """Whether the meaning changes anything in the ledger."""
         return bool(self.closes or self.levels or self.free)
 
-    def with_evidence(self, heard: Sequence[Heard]) -> Reading:
-        """The reading with what follows from its levels: these alone, and a bucket of which nothing remains is
+    def with_evidence(self, heard: Sequence[Heard]) -> Meaning:
+        """The meaning with what follows from its levels: these alone, and a bucket of which nothing remains is
         closed."""
         emptied = {
             each.level.bucket: Closing(each.level.bucket, each.until_ms, each.why_empty)
@@ -81,7 +81,7 @@ class Reading(NamedTuple):
         return self._replace(levels=levels, heard=tuple(heard), closes=(*self.closes, *emptied.values()))
 
 
-NOTHING = Reading()
+NOTHING = Meaning()
 
 
 class Access(NamedTuple):
@@ -235,16 +235,16 @@ class Google:
         """Whether `read` needs the body of this answer."""
         return status >= 400
 
-    def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
-        """What this answer to a call of `method` means. It came at `at_ms`; times in the reading are by the same clock.
+    def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Meaning:
+        """What this answer to a call of `method` means. It came at `at_ms`; times in the meaning are by the same clock.
         Never raises: an unreadable part counts as absent."""
         if status < 400:
             return NOTHING
         error = classify(status, body, method=method, book=self.book)
         if error.bucket is None:
-            return Reading(error)
+            return Meaning(error)
         until_ms = NEVER if error.kind == "project_blocked" else None
-        return Reading(error, (Closing(error.bucket, until_ms, error.message),))
+        return Meaning(error, (Closing(error.bucket, until_ms, error.message),))
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         """The metered client of a job. It keeps the job's limits as far as it can."""
@@ -308,7 +308,7 @@ class Described(Google):
         as_it_comes = headers.get("content-type", "").lower().startswith("text/event-stream")
         return not as_it_comes and self.book.answers.reads_body(status)
 
-    def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Reading:
+    def read(self, status: int, headers: Headers, body: bytes, *, method: str, at_ms: int) -> Meaning:
         answer, rules = Answer(status, headers, body, at_ms), self.book.answers
         rule = next((rule for rule in rules.closed if answer.fits(rule.when)), None)
         states = list(self._states(answer, method, rule))
@@ -327,7 +327,7 @@ class Described(Google):
         is_empty = any(state.is_empty for state in own)
         # A rule with a status alone, or with `lasts`, matches calls that came too soon.
         is_pause = rule is not None and not is_empty and (rule.lasts is not None or not rule.when.reads_body)
-        return Reading(error, closes, tuple(levels), used_units, free, answer.unread, is_pause)
+        return Meaning(error, closes, tuple(levels), used_units, free, answer.unread, is_pause)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not self.book.has_session:
@@ -349,7 +349,7 @@ class Described(Google):
     # -- what is closed ----------------------------------------------------------------------------------------------
 
     def _closed(
-        self, answer: Answer, method: str, rule: ClosedRule | None, states: list[State], base: Reading
+        self, answer: Answer, method: str, rule: ClosedRule | None, states: list[PoolState], base: Meaning
     ) -> tuple[UpstreamError | None, tuple[Closing, ...]]:
         """The error of an answer, and the buckets that it closes: by the first matching rule, else by a pool that the
         answer reports as empty, else by Google's rules."""
@@ -374,7 +374,7 @@ class Described(Google):
         until_ms = self._until_ms(answer, rule, bucket, states)
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 
-    def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[State]) -> int | None:
+    def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[PoolState]) -> int | None:
         """Until when a bucket is closed: the later of its reset and Retry-After, else the time of the rule, and never
         after `_latest_ms`. A time in the past makes a short pause. None if no time is known.
 
@@ -394,7 +394,7 @@ class Described(Google):
             return self._shorter_end_ms(empty, answer.at_ms)
         return min(max(until_ms, answer.at_ms + PAUSE_MS), self._latest_ms(answer, rule, bucket))
 
-    def _shorter_end_ms(self, empty: Sequence[State], at_ms: int) -> int | None:
+    def _shorter_end_ms(self, empty: Sequence[PoolState], at_ms: int) -> int | None:
         """When the windows end that these states of one bucket name. None if one of them names none, or the longest."""
         ends: list[int] = []
         for state in empty:
@@ -417,7 +417,7 @@ class Described(Google):
 
     # -- what remains ------------------------------------------------------------------------------------------------
 
-    def _states(self, answer: Answer, method: str, closed_by: ClosedRule | None) -> Iterator[State]:
+    def _states(self, answer: Answer, method: str, closed_by: ClosedRule | None) -> Iterator[PoolState]:
         """The state of the book's pools in the answer, also if it has no more than a reset. What a cache has kept is
         about another time."""
         if answer.is_stored:
@@ -435,7 +435,7 @@ class Described(Google):
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
                 yield self._checked(
-                    answer, closed_by, State(bucket, remaining, limit, reset_ms, named=name is not None)
+                    answer, closed_by, PoolState(bucket, remaining, limit, reset_ms, named=name is not None)
                 )
         has_rule = any(rule.remaining.header.startswith("ratelimit") for rule in self.book.answers.levels)
         for policy in answer.policies():
@@ -446,7 +446,7 @@ class Described(Google):
             if state is not None:
                 yield self._checked(answer, closed_by, state)
 
-    def _state_by(self, policy: State, at_ms: int) -> State | None:
+    def _state_by(self, policy: PoolState, at_ms: int) -> PoolState | None:
         """The state of a pool by a policy; None if the policy says nothing of a pool of the book."""
         bucket, main = self._named(policy.bucket), self.book.main_bucket
         if not bucket and len(self.book.buckets) > 1:
@@ -461,7 +461,7 @@ class Described(Google):
         reset_ms = policy.reset_ms or ends_ms
         if policy.remaining_units or reset_ms is None:
             return None
-        return State(main.name, 0, None, reset_ms, is_others=True)
+        return PoolState(main.name, 0, None, reset_ms, is_others=True)
 
     def _named(self, name: str) -> str:
         """The bucket or pool with this name or mark; "" if there is none."""
@@ -469,7 +469,7 @@ class Described(Google):
             return name
         return next((pool.name for pool in self.book.pools if name in (pool.name, *pool.marks)), "")
 
-    def _checked(self, answer: Answer, closed_by: ClosedRule | None, state: State) -> State:
+    def _checked(self, answer: Answer, closed_by: ClosedRule | None, state: PoolState) -> PoolState:
         """The state without impossible values: more remaining than the limit, or a reset after `_latest_ms`. If nothing
         remains, a later Retry-After is the reset."""
         remaining, limit, reset_ms = state.remaining_units, state.limit_units, state.reset_ms

@@ -333,7 +333,7 @@ _TRANSIENT: Names = (
 _WITH_RESPONSE: Names = (("requests.exceptions", "HTTPError"), ("httpx", "HTTPStatusError"))
 
 
-class Answer(NamedTuple):
+class RawAnswer(NamedTuple):
     """An answer of upstream. `body` is the part that the client has read."""
 
     status: int
@@ -341,16 +341,16 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def answer_in(error: Any) -> Answer | None:
+def answer_in(error: Any) -> RawAnswer | None:
     """The answer in an exception of Google's client, requests, httpx or aiohttp; None if there is none."""
     if is_any(error, (("googleapiclient.errors", "HttpError"),)):
-        return Answer(int(error.resp.status), error.resp, error.content)
+        return RawAnswer(int(error.resp.status), error.resp, error.content)
     if is_any(error, (("aiohttp", "ClientResponseError"),)) and error.status:
-        return Answer(error.status, error.headers or {}, b"")
+        return RawAnswer(error.status, error.headers or {}, b"")
     if is_any(error, _WITH_RESPONSE) and error.response is not None:
         # Both libraries keep the body that they have read in `_content`; `content` would read it, or fail.
         body = getattr(error.response, "_content", b"")
-        return Answer(error.response.status_code, error.response.headers, body if isinstance(body, bytes) else b"")
+        return RawAnswer(error.response.status_code, error.response.headers, body if isinstance(body, bytes) else b"")
     return None
 
 

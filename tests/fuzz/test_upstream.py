@@ -15,8 +15,7 @@ import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.clients.google import batched_answers
-from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
-from quota.clients.upstream_errors import Answer as Failed
+from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, RawAnswer, classify
 from quota.common.redact import register
 from quota.common.text import printable
 from quota.jobs.attempts import _classify_answer
@@ -65,7 +64,7 @@ def test_an_error_answer_is_understood_or_classified_by_its_status(part: int) ->
         )
         assert len(error.message) <= MAX_MESSAGE_LENGTH
         assert len(error.reason) <= 128
-        failure = _classify_answer(Failed(status, {}, body), method, book)
+        failure = _classify_answer(RawAnswer(status, {}, body), method, book)
         check_line(failure.message, 1_000)
         for line in (error.message, error.reason, failure.message, error.remedy):
             assert not line or line.isprintable()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from quota.clients.upstream import Reading, upstream_of
+from quota.clients.upstream import Meaning, upstream_of
 from quota.common.clock import NEVER
 from quota.terms.api import Hosts
 from quota.terms.costs import CostBook, Price
@@ -99,19 +99,19 @@ def meaning(book: CostBook, row: dict[str, Any]) -> dict[str, Any]:
         method = upstream_of(book).method(verb, url) or f"{verb} **"
     body = row["body"] if isinstance(row["body"], str) else json.dumps(row["body"])
     at_ms = int(datetime.fromisoformat(row["at"]).timestamp() * 1000)
-    reading = upstream_of(book).read(row["status"], row["headers"], body.encode(), method=method or "", at_ms=at_ms)
-    return {key: value for key, value in _facts(reading).items() if value not in ({}, None, False)}
+    meaning = upstream_of(book).read(row["status"], row["headers"], body.encode(), method=method or "", at_ms=at_ms)
+    return {key: value for key, value in _facts(meaning).items() if value not in ({}, None, False)}
 
 
-def _facts(reading: Reading) -> dict[str, Any]:
+def _facts(meaning: Meaning) -> dict[str, Any]:
     return {
-        "error": None if reading.error is None else reading.error.kind,
-        "closes": {each.bucket: _iso(each.until_ms) for each in reading.closes},
+        "error": None if meaning.error is None else meaning.error.kind,
+        "closes": {each.bucket: _iso(each.until_ms) for each in meaning.closes},
         "remaining": {
-            each.bucket: [each.remaining_units, each.limit_units, _iso(each.reset_ms)] for each in reading.levels
+            each.bucket: [each.remaining_units, each.limit_units, _iso(each.reset_ms)] for each in meaning.levels
         },
-        "used": reading.used_units,
-        "free": reading.free,
+        "used": meaning.used_units,
+        "free": meaning.free,
     }
 
 

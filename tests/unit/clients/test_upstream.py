@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quota.clients.upstream import Closing, Reading, upstream_of
+from quota.clients.upstream import Closing, Meaning, upstream_of
 from quota.clients.upstream_errors import bucket_of
 from quota.errors import UsageError
 from quota.settings.books import load_book
@@ -60,11 +60,11 @@ SPENT = b'{"message": "API rate limit exceeded."}'
 
 def read(
     book: CostBook, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"", method: str = "repos.get"
-) -> Reading:
+) -> Meaning:
     return upstream_of(book).read(status, headers or {}, body, method=method, at_ms=NOW_MS)
 
 
-def github(status: int, *, body: bytes = b"{}", **more: str) -> Reading:
+def github(status: int, *, body: bytes = b"{}", **more: str) -> Meaning:
     """GitHub's answer: of pool core, empty until in an hour by default."""
     headers = {"Date": DATE, "X-RateLimit-Limit": "5000", "X-RateLimit-Remaining": "0", "X-RateLimit-Resource": "core"}
     headers["X-RateLimit-Reset"] = at(1_800)
@@ -125,12 +125,12 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
     for file in files:
         row = json.loads(file.read_text())
         book, headers, bucket, until_ms = VENDORS[file.name]
-        reading = read(book, row["status"], headers, json.dumps(row["body"]).encode(), row["method"])
-        error = reading.error
+        meaning = read(book, row["status"], headers, json.dumps(row["body"]).encode(), row["method"])
+        error = meaning.error
         assert error is not None
         assert (error.kind, error.bucket, error.remedy) == ("closed", bucket, ""), "no advice about the credential"
         assert len(error.message) > len("HTTP 429"), file.name
-        assert reading.closes == (Closing(bucket, until_ms, error.message),), file.name
+        assert meaning.closes == (Closing(bucket, until_ms, error.message),), file.name
 
 
 # -- until when --------------------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_a_list_of_one_error_and_an_error_in_another_encoding_are_that_error() -
 
 
 def test_an_answer_of_a_foreign_pool_or_a_window_that_is_over_closes_nothing_by_itself() -> None:
-    for reading in (github(403, X_RateLimit_Reset=at(-1)), github(403, X_RateLimit_Resource="integration_manifest")):
-        assert (reading.closes, reading.levels) == ((), ())
+    for meaning in (github(403, X_RateLimit_Reset=at(-1)), github(403, X_RateLimit_Resource="integration_manifest")):
+        assert (meaning.closes, meaning.levels) == ((), ())
     pause = Closing("core", NOW_MS + 1_000, "API rate limit exceeded.")
     assert github(429, body=SPENT, X_RateLimit_Reset=at(-1)).closes == (pause,)
 
@@ -287,17 +287,17 @@ def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
     ],
 )
 def test_a_good_answer_shows_what_remains(headers: dict[str, str], level: Level | None) -> None:
-    reading = github(200, **headers)
-    assert reading.levels == (() if level is None else (level,))
-    assert ("x-ratelimit-resource" in reading.unread) == (level is None and "X_RateLimit_Resource" in headers)
-    assert (reading.error, reading.closes) == (None, ())
+    meaning = github(200, **headers)
+    assert meaning.levels == (() if level is None else (level,))
+    assert ("x-ratelimit-resource" in meaning.unread) == (level is None and "X_RateLimit_Resource" in headers)
+    assert (meaning.error, meaning.closes) == (None, ())
 
 
 @pytest.mark.parametrize(("second", "remaining"), [("0", [0]), ("1", [0]), ("few", [])])
 def test_the_smallest_counts_of_several_numbers_that_remain(second: str, remaining: list[int]) -> None:
     headers = [("X-RateLimit-Remaining", "0"), ("x-ratelimit-remaining", second)]
-    reading = upstream_of(GITHUB).read(200, headers, b"", method="repos.get", at_ms=NOW_MS)
-    assert [level.remaining_units for level in reading.levels] == remaining
+    meaning = upstream_of(GITHUB).read(200, headers, b"", method="repos.get", at_ms=NOW_MS)
+    assert [level.remaining_units for level in meaning.levels] == remaining
 
 
 X_LEFT = "remaining = 'x-left'\nreset = { header = 'x-reset', as = 'duration' }"
@@ -375,9 +375,9 @@ def test_a_policy_without_a_buckets_name_is_about_a_window_of_the_only_bucket_un
     policies: str, state: str, level: Level | None, closed_ms: int | None
 ) -> None:
     headers = {"RateLimit": state} | ({"RateLimit-Policy": policies} if policies else {})
-    reading = read(ONE_BUCKET, 200, headers)
-    assert reading.levels == (() if level is None else (level,))
-    assert reading.levels or reading.unread, "what is of no window is said"
+    meaning = read(ONE_BUCKET, 200, headers)
+    assert meaning.levels == (() if level is None else (level,))
+    assert meaning.levels or meaning.unread, "what is of no window is said"
     (closing,) = read(ONE_BUCKET, 429, headers).closes
     assert closing.until_ms == (None if closed_ms is None else NOW_MS + closed_ms)
     without_rule = ONE_BUCKET._replace(answers=ONE_BUCKET.answers._replace(closed=()))
@@ -386,9 +386,9 @@ def test_a_policy_without_a_buckets_name_is_about_a_window_of_the_only_bucket_un
 
 def test_a_bucket_stays_closed_until_the_last_of_its_empty_windows_ends() -> None:
     pair = {"RateLimit-Policy": '"m";q=600;w=60, "d";q=10000;w=86400', "RateLimit": '"d";r=0;t=900, "m";r=0;t=30'}
-    reading = read(ONE_BUCKET, 200, pair)
-    evidence = [evidence_of(level, ONE_BUCKET, (), NOW_MS, NOW_MS) for level in reading.levels]
-    closes = reading.with_evidence([each for each in evidence if each is not None]).closes
+    meaning = read(ONE_BUCKET, 200, pair)
+    evidence = [evidence_of(level, ONE_BUCKET, (), NOW_MS, NOW_MS) for level in meaning.levels]
+    closes = meaning.with_evidence([each for each in evidence if each is not None]).closes
     assert closes == (Closing("day", NOW_MS + 900_000, "0 of 10,000 remain"),)
     neither = read(ONE_BUCKET, 429, pair | {"RateLimit": '"d";r=9;t=900, "m";r=9;t=30'})
     assert neither.closes == (Closing("day", NOW_MS + 30_000, "HTTP 429"),), "none is empty: until the first ends"
@@ -463,17 +463,17 @@ def test_hostile_answers_raise_nothing_and_free_nothing() -> None:
         headers = [(draw.choice(NAMES), draw.choice(HOSTILE)) for _ in range(draw.randrange(8))]
         status = draw.choice((200, 206, 304, 400, 403, 404, 429, 500, 599))
         book, body = draw.choice(books), draw.choice(BODIES)
-        reading = upstream_of(book).read(status, headers, body, method="repos.get", at_ms=NOW_MS)
+        meaning = upstream_of(book).read(status, headers, body, method="repos.get", at_ms=NOW_MS)
         case = (status, headers, body[:200])
-        assert not reading.free, case
-        for closing in reading.closes:
+        assert not meaning.free, case
+        for closing in meaning.closes:
             period_ms = book.buckets[closing.bucket].window.longest_ms
             assert closing.until_ms is None or NOW_MS < closing.until_ms <= NOW_MS + period_ms, case
             assert closing.why.isprintable(), case
-        for level in reading.levels:
+        for level in meaning.levels:
             assert 0 <= level.remaining_units <= (10**15 if level.limit_units is None else level.limit_units), case
             assert level.reset_ms is None or NOW_MS < level.reset_ms <= NOW_MS + DAY_MS, case
-        assert reading.used_units is None or 0 <= reading.used_units <= 10**15, case
+        assert meaning.used_units is None or 0 <= meaning.used_units <= 10**15, case
 
 
 # -- a path that can be read in two ways -------------------------------------------------------------------------------
