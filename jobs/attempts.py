@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import quota
 from quota import Budget, Decision, Session
+from quota.budget import Listener
 from quota.clients.upstream_errors import RawAnswer, answer_in, is_any, is_transient, passed, refused_login
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.files import remedy_for
@@ -81,7 +82,7 @@ class _Admitted(NamedTuple):
 
 
 @dataclass(eq=False)
-class Attempts:
+class Attempts(Listener):
     """The steps of one run. Tests set `wait`, a tenacity wait between attempts."""
 
     session: Session
@@ -97,8 +98,7 @@ class Attempts:
         if self.job.fetch == "search":
             self._given["pages"] = self.job.pages
         self._budget = self.session.budget(self.job.credential)
-        self._budget.on_decision, self._budget.on_correction = self._decided, self._corrected
-        self._budget.on_exhausted = self._exhausted
+        self._budget.listener = self
         self.client: Any = None  # until there is one, an error concerns all regions
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
         self.tries = 0  # the attempts of the last step
@@ -111,11 +111,11 @@ class Attempts:
         self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
     def close(self) -> None:
-        self._budget.on_decision = self._budget.on_correction = self._budget.on_exhausted = self._budget.of_run = None
+        self._budget.listener = Listener()
         if self.client is not None:
             self.client.close()
 
-    def _decided(self, decision: Decision) -> None:
+    def decided(self, decision: Decision) -> None:
         self._refused, self._refused_upstream = None if decision.admitted else decision, None
         self._any_refused |= not decision.admitted
         if decision.id is not None:
@@ -123,12 +123,12 @@ class Attempts:
             self._step.append(decision)
         self.watcher.decided(decision)
 
-    def _exhausted(self, decision: Decision) -> None:
+    def exhausted(self, decision: Decision) -> None:
         again = self._budget.peek(decision.method, units=decision.cost_units or None)
         self._refused_upstream = None if again.admitted else again
         self._any_refused |= not again.admitted
 
-    def _corrected(self, charge_id: str, added_units: int | None) -> None:
+    def corrected(self, charge_id: str, added_units: int | None) -> None:
         self._step = [decision for decision in self._step if decision.id != charge_id]
         if (call := self._admitted.get(charge_id)) is not None:
             units = 0 if added_units is None else call.units + added_units
@@ -141,7 +141,7 @@ class Attempts:
         of the last attempt, Refused, and Interrupted."""
         if self.client is None:
             self._connect(checkpoint)
-        self._budget.of_run = self.job.name, checkpoint.region
+        self.of_run = self.job.name, checkpoint.region
         self._page = checkpoint.region, checkpoint.pages + 1
         self.tries = 0
         import tenacity

@@ -72,6 +72,22 @@ class Call(NamedTuple):
     parts: Parts | None = None
 
 
+class Listener:
+    """Whoever listens to a budget while a run uses it. `of_run`: the run's job and region, whose fetch function may
+    charge in threads of its own."""
+
+    of_run: tuple[str, str] | None = None
+
+    def decided(self, decision: Decision) -> None:
+        """A call was decided, and not only in a peek."""
+
+    def corrected(self, charge_id: str, added_units: int | None) -> None:
+        """A charge now counts so many units more; None: it was refunded."""
+
+    def exhausted(self, decision: Decision) -> None:
+        """Upstream answered this call with "no more"."""
+
+
 class Budget(OfOneProcess):
     """The limits of one credential over the log of its project. Cheap to create and safe to share between threads.
 
@@ -110,17 +126,10 @@ class Budget(OfOneProcess):
         """What the newest answers said of a bucket's window, and when: by bucket and the names of the limits."""
         self.without_usage: set[str] = set()
         """The methods of calls that a whole answer has not settled."""
-        self.on_decision: Callable[[Decision], None] | None = None
-        """Called with each decision that is not a peek: a run counts them, and shows its progress."""
-        self.on_correction: Callable[[str, int | None], None] | None = None
-        """Called with each correction: the charge's id, and how many more units its call counts now; None: a refund."""
-        self.on_exhausted: Callable[[Decision], None] | None = None
-        """Called with the decision of each call that upstream answered with "no more"."""
+        self.listener = Listener()
         self.tally: Callable[[str, int, int, int], None] | None = None
         """Called with each change of what this process spends: a method, calls and units (after a correction 0 or
         less), and calls that were refused."""
-        self.of_run: tuple[str, str] | None = None
-        """The job and region of the run under way, whose fetch function may charge in threads of its own."""
 
     def __repr__(self) -> str:
         limits = listed(limit.name for limit in self.limits)
@@ -199,8 +208,7 @@ class Budget(OfOneProcess):
         before_units = sum(charge.units for charge in before)
         if self.tally is not None:
             self.tally(before[0].method, -1 if of_all and before_units else 0, units - before_units, 0)
-        if self.on_correction is not None:
-            self.on_correction(charge_id, None if of_all else units - before_units)
+        self.listener.corrected(charge_id, None if of_all else units - before_units)
         return before[0]
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
@@ -342,8 +350,8 @@ class Budget(OfOneProcess):
         *,
         commit: bool,
     ) -> list[Decision]:
-        """The decision about each call. The charges were made at `first_ms`; None: nothing was charged. Calls
-        `on_decision` unless this is a peek."""
+        """The decision about each call. The charges were made at `first_ms`; None: nothing was charged. Tells
+        the listener unless this is a peek."""
         decisions, at = [], 0
         for call in checklist.calls:
             charged = first_ms is not None and call.parts
@@ -355,8 +363,7 @@ class Budget(OfOneProcess):
             for call, of_call in zip(checklist.calls, decisions, strict=True):
                 if self.tally is not None and of_call.id is not None:
                     self.tally(call.method, 1, sum(part.units for part in call.parts), 0)
-                if self.on_decision is not None:
-                    self.on_decision(of_call)
+                self.listener.decided(of_call)
         return decisions
 
     def _note(self, checklist: Checklist, charge: Entry, decision: Decision) -> None:
@@ -395,7 +402,7 @@ class Budget(OfOneProcess):
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
         """
         checklists = self.checklists
-        job, region = attribution(job, region, self.of_run)
+        job, region = attribution(job, region, self.listener.of_run)
         each = []
         for method, units, parts in calls:
             if units is not None and type(units) is not int:  # a key: True would find the checklist of 1

@@ -78,8 +78,7 @@ class Meter:
             names = [call.method for call in checklist.calls]
             units, who = checklist.units, (budget.credential, budget.project)
             refused = [run_limit.refusal(*who, name, units, at_ms) for name in names]
-            if budget.on_decision is not None:
-                budget.on_decision(refused[0])
+            budget.listener.decided(refused[0])
             self.counts_refused(checklist.method, len(names))
             return refused
         admitted = False
@@ -167,7 +166,7 @@ class Attempt:
         self.decision = decision
         self._budget, self._run_limit = budget, meter.run_limit
         self._settlement = Settlement(budget.settle, decision) if is_reserved(call) else None
-        self._job, region = current_attribution(budget.of_run)
+        self._job, region = current_attribution(budget.listener.of_run)
         self._is_over = self._succeeded = self.refunded = False
         self._unsettled: Sequence[Heard] = ()  # what its answer said, until the call is settled
         self._clock = project_of(budget).wall
@@ -261,9 +260,9 @@ class Attempt:
         else:
             self._observe(meaning.heard)
         error = meaning.error
-        if error is not None and error.bucket is not None and self._budget.on_exhausted is not None:
+        if error is not None and error.bucket is not None:
             with suppress(QuotaError):
-                self._budget.on_exhausted(self.decision)
+                self._budget.listener.exhausted(self.decision)
         if error is not None and error.kind == "config":
             # The caller reports it as an error; this only logs it.
             named = {"credential": self._budget.credential, "method": self.decision.method, "reason": error.reason}

@@ -26,6 +26,7 @@ from tenacity import wait_fixed
 
 import quota
 from chaos.scene import CHEAP, DEAR, JOB, KEY, PAGE_ITEMS, REGIONS, Scene
+from quota.budget import Listener
 from quota.decision import Decision
 from quota.jobs.job import Cursor, Page, first_attempt
 from quota.jobs.progress import Watcher
@@ -47,7 +48,7 @@ def now_ms() -> int:
     return _right_ns() // 1_000_000
 
 
-class Notes(Watcher):
+class Notes(Watcher, Listener):
     """What a worker says it did: one JSON line an event, in a file for each of its lives.
 
     A line is one write to a file opened for appending, so a killed worker leaves whole lines, up to the last thing it
@@ -132,7 +133,7 @@ class Worker:
     def calls(self) -> None:
         with quota.open(self.configuration) as session:
             client, budget = session.google(), session.budget()
-            budget.on_decision = notes.decided
+            budget.listener = notes
             while not self.finish.exists():
                 try:
                     call(client, self.random.choice(REGIONS), None, 1)
@@ -144,7 +145,7 @@ class Worker:
     def charges(self) -> None:
         with quota.open(self.configuration) as session:
             budget, endpoint = session.budget(), str(session.credential().endpoint)
-            budget.on_decision = notes.decided
+            budget.listener = notes
             while not self.finish.exists():
                 method = DEAR if self.random.random() < DEAR_SHARE else CHEAP
                 name = notes.next_call()

@@ -81,7 +81,7 @@ def test_the_job_and_the_region_may_be_said_for_all(setup: Setup) -> None:
         budget.charge_many(["videos.list"] * 2, job="a", region="FR")
         with quota.labels(region="IN"):
             budget.charge("videos.list")
-    budget.of_run = ("run", "US")
+    budget.listener.of_run = ("run", "US")
     with quota.labels(region="BR"):
         budget.charge("videos.list")
     named = [(entry.job, entry.region) for entry in setup.entries()]
