@@ -154,34 +154,7 @@ class Attempts(Listener):
             sleep=self._sleep,
             reraise=True,
         )
-
-        def attempt() -> Any:
-            self.tries += 1
-            self._step, self._refused, self._refused_upstream, self._any_refused = [], None, None, False
-            # Pass copies: an earlier attempt may have changed its cursor and options.
-            cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
-            try:
-                page = self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
-            except quota.QuotaError:
-                raise
-            except BaseException as error:  # a function may hide a refusal behind its own error
-                hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
-                refused = next(hidden, None) or self._refusal_of_step(checkpoint)
-                if refused is not None:
-                    raise quota.Refused(refused) from error
-                first = first_of(error)
-                if isinstance(first, SystemExit | KeyboardInterrupt) and not _is_ctrl_c(first):
-                    why = f"fetch ended with {describe(first)}; let it return a page, or raise an error"
-                    raise RuntimeError(why) from error
-                if first is not error:
-                    raise first from error
-                raise
-            # What the refused call would have brought is missing. A function that made another call instead goes on.
-            if (refused := self._refusal_of_step(checkpoint)) is not None:
-                raise quota.Refused(refused)
-            return page
-
-        page = retrying(attempt)
+        page = retrying(self._attempt, checkpoint)
         if self._any_refused:
             self.passed_over.append(checkpoint.region)
         if not isinstance(page, Page):
@@ -191,6 +164,33 @@ class Attempts(Listener):
         if page.items > self.job.max_items:
             why = f"a page holds {many(page.items, 'item')}, more than {self.job.max_items:,}"
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
+        return page
+
+    def _attempt(self, checkpoint: Checkpoint) -> Any:
+        """One call of the fetch function. Raises Refused if it hid a refusal of its last call."""
+        self.tries += 1
+        self._step, self._refused, self._refused_upstream, self._any_refused = [], None, None, False
+        # Pass copies: an earlier attempt may have changed its cursor and options.
+        cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
+        try:
+            page = self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
+        except quota.QuotaError:
+            raise
+        except BaseException as error:  # a function may hide a refusal behind its own error
+            hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
+            refused = next(hidden, None) or self._refusal_of_step(checkpoint)
+            if refused is not None:
+                raise quota.Refused(refused) from error
+            first = first_of(error)
+            if isinstance(first, SystemExit | KeyboardInterrupt) and not _is_ctrl_c(first):
+                why = f"fetch ended with {describe(first)}; let it return a page, or raise an error"
+                raise RuntimeError(why) from error
+            if first is not error:
+                raise first from error
+            raise
+        # What the refused call would have brought is missing. A function that made another call instead goes on.
+        if (refused := self._refusal_of_step(checkpoint)) is not None:
+            raise quota.Refused(refused)
         return page
 
     def _refusal_of_step(self, checkpoint: Checkpoint) -> Decision | None:
