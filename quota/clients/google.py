@@ -33,10 +33,10 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
-from quota.clients.answers import SessionHttp, checked
 from quota.clients.deadline import Watch
 from quota.clients.gate import HostGate
 from quota.clients.metering import Attempt, Meter
+from quota.clients.session_http import SessionHttp, checked
 from quota.clients.upstream import Google, Routes, Sent, description, scopes_of
 from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register

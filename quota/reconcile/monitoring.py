@@ -28,9 +28,9 @@ from google.auth.exceptions import GoogleAuthError
 from googleapiclient.model import JsonModel
 
 from quota.clients.answer_fields import AnswerLimits
-from quota.clients.answers import SessionHttp, checked
 from quota.clients.deadline import Watch
 from quota.clients.login import bearer
+from quota.clients.session_http import SessionHttp, checked
 from quota.clients.upstream_errors import refused_login, words_of
 from quota.common.clock import elapsed_s, rfc3339
 from quota.common.hosts import is_loopback
