@@ -125,8 +125,7 @@ def dearness(book: CostBook, verb: str, method: str) -> tuple[float, int]:
     """By what methods compare: the largest share of a bucket that a call takes, then its units. A method outside the
     book costs the book's default."""
     price = book.price(method) if book.canonical(method) in book.methods else book.default_price(verb)
-    shares = [part.units / book.buckets[part.bucket].quota_units for part in price.parts]
-    return max(shares, default=0), sum(part.units for part in price.parts)
+    return book.share_of(price), sum(part.units for part in price.parts)
 
 
 def _dearest(book: CostBook, verb: str, path: str, first: Callable[[str], Route | None]) -> Route | None:

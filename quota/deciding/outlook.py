@@ -98,15 +98,12 @@ def _dearest(answers: Answers, book: CostBook, methods: Sequence[str]) -> Decisi
     has none of the methods, or the call can never be admitted."""
     project = answers.project
     book = book.at(project.wall())
-    shares = {
-        method: max(part.units / book.buckets[part.bucket].quota_units for part in book.price(method).parts)
-        for method in methods
-        if book.canonical(method) in book.methods and book.price(method).parts
-    }
-    if not shares:
+    priced = [name for name in methods if book.canonical(name) in book.methods and book.price(name).parts]
+    if not priced:
         return None
     try:
-        checklist = answers.checklists.make((max(shares, key=lambda method: shares[method]), None, None, ""))
+        dearest = max(priced, key=lambda name: book.share_of(book.price(name)))
+        checklist = answers.checklists.make((dearest, None, None, ""))
     except UsageError:
         return None
     outcome = decide(project, checklist, commit=False)

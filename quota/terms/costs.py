@@ -286,6 +286,10 @@ class CostBook(NamedTuple):
         """The price of a method that the book does not have, by its HTTP verb. Books set it high on purpose."""
         return self.default_get if verb.upper() in ("GET", "HEAD") else self.default_other
 
+    def share_of(self, price: Price) -> float:
+        """The largest share of a bucket that a call of this price takes."""
+        return max((part.units / self.buckets[part.bucket].quota_units for part in price.parts), default=0)
+
     def closed_by(self, method: str, *buckets: str) -> tuple[str, ...]:
         """The names of the buckets that a call of `method` is charged to, and of the upstream pools whose exhaustion
         stops it."""
