@@ -65,7 +65,7 @@ def refusal_of(budget: Budget, job: JobSettings, fetch: Fetch, checkpoint: Check
     method = attempt_of(fetch, checkpoint.cursor)
     if method is None:
         return None
-    units = budget.book.least_reserved(method, host_clock())
+    units = budget.checklists.least_reserved(method)
     decision = budget.peek(method, units=units, job=job.name, region=checkpoint.region)
     if decision.admitted:
         return None

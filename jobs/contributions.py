@@ -122,8 +122,7 @@ def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch) -> Iterator[
             leave[limit.name] = min(leave[limit.name], max(0, most))
     try:
         checklists = Checklists(credential.name, credential.book, credential.limits, {job.name: leave}, host_clock)
-        least = credential.book.least_reserved(method, host_clock())
-        units = checklists.make((method, least, None, job.name)).units
+        units = checklists.make((method, checklists.least_reserved(method), None, job.name)).units
         if job.max_units is not None and job.fetch not in BUILT_IN_FETCHES:
             RunLimit(job.max_units).take(units)
     except quota.UsageError as error:
@@ -332,7 +331,7 @@ def _refusal(
         if method is not None:
             decided = {} if without is None else without
             if (call := (job.credential, method)) not in decided:
-                units = budget.book.least_reserved(method, host_clock())
+                units = budget.checklists.least_reserved(method)
                 decided[call] = budget.peek(method, units=units, job=job.name, region=checkpoint.region)
             decision = decided[call]
             if job.max_units is not None:

@@ -225,6 +225,12 @@ class Checklists(dict[CallKind, Checklist]):
             priced=priced,
         )
 
+    def least_reserved(self, method: str) -> int | None:
+        """The units of the cheapest call of `method` now, before its request is known; None if they do not depend on
+        the request. Raises UnknownMethod."""
+        price, _ = self._book.price_at(method, self._clock())
+        return price.least.units if price.reserved else None
+
     def of_a_look(self) -> Checklist:
         """The checklist of the cheapest call of the main bucket, in each bucket that all its calls spend. Each limit
         counts the least that it can count."""

@@ -256,12 +256,6 @@ class CostBook(NamedTuple):
         newest = max(n for n in range(len(prices)) if n == 0 or starts_ms[n] <= at_ms)
         return prices[newest], (starts_ms[newest], starts_ms[newest + 1])
 
-    def least_reserved(self, method: str, at_ms: int) -> int | None:
-        """The units of the cheapest call of `method` at `at_ms`, before its request is known; None if they do not
-        depend on the request. Raises UnknownMethod."""
-        price, _ = self.price_at(method, at_ms)
-        return price.least.units if price.reserved else None
-
     def coming(self, method: str, at_ms: int) -> Iterator[tuple[int, Price]]:
         """The prices of `method` that begin after `at_ms`, each with its beginning."""
         _, (_, until_ms) = self.price_at(method, at_ms)
