@@ -35,7 +35,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -108,17 +107,18 @@ def run_job(
     asked_ms = clock()
     wait_ms = job.misfire_grace_ms + (0 if tick is None else tick.at_ms - asked_ms)
     until_s = elapsed_s() + wait_ms / 1_000
-    before: deque[Covers] = deque(maxlen=1)  # what the run covers that has the lock before this one
+    before: Covers | None = None  # what the run covers that has the lock before this one
 
-    def overlaps(covers: Covers) -> bool:
+    def overlaps() -> bool:
         """Whether that run does all the work of this one. A tick is work of its own."""
-        return tick is None and ((whole and covers.whole) or {*due} <= {*covers.regions})
+        return before is not None and tick is None and ((whole and before.whole) or {*due} <= {*before.regions})
 
     def waits(covers: Covers) -> bool:
-        if not before and not overlaps(covers):
+        nonlocal before
+        begins, before = before is None, covers
+        if begins and not overlaps():
             watcher.waits()
-        before.append(covers)
-        return not overlaps(covers) and elapsed_s() < until_s and stop() == 0
+        return not overlaps() and elapsed_s() < until_s and stop() == 0
 
     def held(store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
         """Claim the regions, and cover those that the run gets: as many as are due."""
@@ -151,7 +151,7 @@ def run_job(
     try:
         with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
             try:
-                if lock is None and overlaps(before[0]):
+                if lock is None and overlaps():
                     return _ended(session, job, "overlap", "already running on this machine; nothing done")
                 with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
                     if lock is None:
