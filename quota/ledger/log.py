@@ -22,10 +22,10 @@ are safe to use from several threads, from a signal handler that interrupts a th
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.text import number_in
 from quota.rules.entry import END, START, Entry, Id, read_id
@@ -158,8 +158,7 @@ class Correction(NamedTuple):
     id: Id
 
 
-@runtime_checkable
-class Log(Protocol):
+class Log(ABC):
     """The logs of all projects of one ledger. A ledger must have each abstract method, and inherits the others."""
 
     label: str
