@@ -20,7 +20,7 @@ from quota.decision import AllowanceState, Decision, LimitState
 from quota.errors import ConfigError, LedgerError, OtherApi, Refused, UnusableLedger
 from quota.rules.calls import cap
 from quota.rules.entry import others_units
-from quota.rules.facts import Exhaustion, Grant, Loss, merged
+from quota.rules.facts import Exhaustion, Facts, Grant, Loss, merged
 from quota.rules.spent import Spent
 from quota.session import Session, machine_jitter_ms, projects_of
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, Settings
@@ -423,7 +423,7 @@ def _limit_rows(
 
 def held_to(limit: Limit, grants: Iterable[Grant], at_ms: int) -> int:
     """The number of a limit at a time, without its pace: lower than configured if upstream grants less."""
-    return cap(limit, 0, 1, None, {grant.bucket: grant.quota_units for grant in grants if grant.believed_at(at_ms)})
+    return cap(limit, 0, 1, None, Facts(grants=tuple(grants)).granted(at_ms))
 
 
 def _upstreams_reset(buckets: Mapping[str, Bucket], view: View, at_ms: int) -> tuple[int | None, str | None]:
