@@ -76,8 +76,8 @@ class Answers:
             caps = checklist.caps_at(outcome.now_ms, granted)
         states = []
         # A decision that compared nothing has no numbers.
-        each = zip(checklist.limits, checklist.costs, outcome.used_units, caps, checklist.leave_units, strict=False)
-        for limit, cost_units, used_units, cap_units, leave_units in each:
+        each = zip(checklist.checks, outcome.used_units, caps, strict=False)
+        for (limit, cost_units, leave_units, _), used_units, cap_units in each:
             noun, left_units = limit.view.selector.noun, max(0, cap_units - used_units)
             state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, noun=noun)
             if limit.shadow:
@@ -136,7 +136,7 @@ class Answers:
         except LedgerError:
             at_ms, held = None, next(state for state in full if state.refuses)
         n = states.index(held)
-        limit, leave_units, window = held.limit, checklist.leave_units[n], held.limit.view.window
+        limit, leave_units, window = held.limit, checklist.checks[n].leave_units, held.limit.view.window
         details = []
         if outcome.caps[n] < held.cap_units and isinstance(window, Calendar):  # only a calendar limit is paced
             details.append(f"of {held.cap_units:,} by the end of the {window.period}")
@@ -154,10 +154,8 @@ class Answers:
         """The state of each limit at a decision, for `retry_at`. The call's bucket is closed until `opens_ms`."""
         facts, states = outcome.facts, []
         most = checklist.caps_at(None, facts.granted(outcome.now_ms))
-        each = zip(
-            checklist.limits, checklist.caps, most, checklist.costs, outcome.caps, outcome.used_units, strict=True
-        )
-        for limit, ungranted_units, most_units, cost_units, cap_units, used_units in each:
+        each = zip(checklist.checks, most, outcome.caps, outcome.used_units, strict=True)
+        for (limit, cost_units, _, ungranted_units), most_units, cap_units, used_units in each:
             if limit.shadow:
                 states.append(LimitAtCall(replace(limit, paced=False), NO_CAP, cost_units, used_units, refuses=False))
                 continue

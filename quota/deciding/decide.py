@@ -174,15 +174,15 @@ def _compare(project: Project, checklist: Checklist, now_ms: int) -> Outcome:
     caps = checklist.caps_compared(reading.facts, now_ms)
     closed = closing(reading.facts, checklist.closed_by, now_ms, project.jitter_ms)
     # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
-    room = room_of(checklist.costs, caps, used_units)
+    room = room_of(checklist, caps, used_units)
     reason: Reason = "exhausted" if closed is not None else "limit" if room < 0 else "ok"
     return Outcome(reason, now_ms, used_units, caps, closed, reading.facts, mark=reading.mark, room=room)
 
 
-def room_of(costs: Sequence[int], caps: Sequence[int], used_units: Sequence[int]) -> int:
+def room_of(checklist: Checklist, caps: Sequence[int], used_units: Sequence[int]) -> int:
     """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
-    each = zip(caps, used_units, costs, strict=True)
-    return min([cap - used - cost for cap, used, cost in each if cost], default=ANY - 1)  # ANY would overlook facts
+    each = zip(checklist.costs, caps, used_units, strict=True)
+    return min([cap - used - cost for cost, cap, used in each if cost], default=ANY - 1)  # ANY would overlook facts
 
 
 def _rooms(checklist: Checklist, outcome: Outcome) -> list[Room]:

@@ -78,9 +78,9 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
     """The refusal of a call by the limits that count every call of its buckets; None if they admit it."""
     count_all = [
         not limit.narrow and any(limit.view.selector.counts_bucket(part.bucket) for part in checklist.parts)
-        for limit in checklist.limits
+        for limit, *_ in checklist.checks
     ]
-    costs = dict(compress(zip(checklist.limits, checklist.costs, strict=True), count_all))
+    costs = {check.limit: check.cost_units for check in compress(checklist.checks, count_all)}
     of_these = answers.checklists.of("", checklist.parts, costs, "")
     seen = outcome._replace(
         reason="limit",
@@ -88,7 +88,7 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
         caps=tuple(compress(outcome.caps, count_all)),
         closing=None,
     )
-    if room_of(of_these.costs, seen.caps, seen.used_units) >= 0:
+    if room_of(of_these, seen.caps, seen.used_units) >= 0:
         return None
     return answers.decision(of_these, seen, commit=False)
 

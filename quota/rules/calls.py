@@ -1,6 +1,7 @@
 """What a decision compares: the price of a call, the limits that count it, and their caps. Pure, but given a clock.
 
 Checklist    of one kind of call: a method, its units if the caller gives them, and a job
+Check        one limit of a checklist
 Checklists   makes the checklists of a budget, and keeps them
 charges_of   the charges of calls: one for each bucket of each call
 cap          the number that a limit enforces for one call. Only this function lowers a limit
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many
@@ -100,6 +102,16 @@ def cap(
 # -- the checklists ----------------------------------------------------------------------------------------------------
 
 
+class Check(NamedTuple):
+    """A limit that counts a call, the call's cost there, and the units that its job leaves to others. `cap_units` is
+    the number enforced for the call, without the limit's pace and upstream's grants."""
+
+    limit: Limit
+    cost_units: int
+    leave_units: int
+    cap_units: int
+
+
 @dataclass(frozen=True)
 class Checklist:
     """What a decision checks for one kind of call. It is made once, and all threads that ask about such a call share
@@ -112,12 +124,9 @@ class Checklist:
     """The cost of the call in its first bucket; of several calls, the sum of these."""
     closed_by: tuple[str, ...]
     """The buckets and pools whose exhaustion closes the call."""
-    limits: tuple[Limit, ...]
+    checks: tuple[Check, ...]
     views: tuple[View, ...]
-    leave_units: tuple[int, ...]
-    caps: tuple[int, ...]
-    """Each limit's enforced number, without its pace and upstream's grants."""
-    costs: tuple[int, ...]
+    """The view of each limit."""
     paced: bool
     shadow: bool
     """Whether one of the limits is a shadow."""
@@ -131,19 +140,24 @@ class Checklist:
         """The checklist of each call."""
         return self.each or (self,)
 
+    @property
+    def costs(self) -> tuple[int, ...]:
+        """The cost in each limit."""
+        return tuple([check.cost_units for check in self.checks])
+
     def caps_at(self, now_ms: int | None, granted: Mapping[str, int]) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
-        together = zip(self.limits, self.leave_units, self.costs, strict=True)
-        return tuple([cap(limit, leave, cost, now_ms, granted) for limit, leave, cost in together])
+        return tuple([cap(limit, leave, cost, now_ms, granted) for limit, cost, leave, _ in self.checks])
 
     def caps_compared(self, facts: Facts, now_ms: int) -> tuple[int, ...]:
         """The most that each limit may hold at a time. A shadow limit has no bound."""
-        caps = self.caps
         if self.paced or facts.grants:
             caps = self.caps_at(now_ms, facts.granted(now_ms))
+        else:
+            caps = tuple([check.cap_units for check in self.checks])
         if not self.shadow:
             return caps
-        return tuple([NO_CAP if x.shadow else units for x, units in zip(self.limits, caps, strict=True)])
+        return tuple([NO_CAP if x.limit.shadow else units for x, units in zip(self.checks, caps, strict=True)])
 
 
 class Checklists(dict[CallKind, Checklist]):
@@ -206,22 +220,20 @@ class Checklists(dict[CallKind, Checklist]):
         self, method: str, parts: Parts, costs: Mapping[Limit, int], job: str, priced: tuple[int, int] = ALWAYS
     ) -> Checklist:
         """A checklist of these limits, each with its cost."""
-        limits, leave = tuple(costs), self.leave.get(job, {})
-        leave_units = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
-        caps = tuple([cap(x, left, cost, None) for (x, cost), left in zip(costs.items(), leave_units, strict=True)])
+        checks, leave = [], self.leave.get(job, {})
+        for limit, cost_units in costs.items():
+            leave_units = whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER)
+            checks.append(Check(limit, cost_units, leave_units, cap(limit, leave_units, cost_units, None)))
         closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
         return Checklist(
             method=method,
             parts=parts,
             units=parts[0].units if parts else 0,
             closed_by=closed_by,
-            limits=limits,
-            views=tuple([x.view for x in limits]),
-            leave_units=leave_units,
-            caps=caps,
-            costs=tuple(costs.values()),
-            paced=any(x.paced for x in limits),
-            shadow=any(x.shadow for x in limits),
+            checks=tuple(checks),
+            views=tuple([limit.view for limit in costs]),
+            paced=any(limit.paced for limit in costs),
+            shadow=any(limit.shadow for limit in costs),
             priced=priced,
         )
 
@@ -243,8 +255,8 @@ class Checklists(dict[CallKind, Checklist]):
         """One checklist for calls that are decided together: each limit that counts any of them, with their sum."""
         sums = Counter[str]()
         for checklist in checklists:
-            for limit, cost_units in zip(checklist.limits, checklist.costs, strict=True):
-                sums[limit.name] += cost_units
+            for check in checklist.checks:
+                sums[check.limit.name] += check.cost_units
         costs = {limit: sums[limit.name] for limit in self.limits_of(job) if limit.name in sums}
         units = sum([checklist.units for checklist in checklists])
         closed_by = tuple(dict.fromkeys([name for checklist in checklists for name in checklist.closed_by]))
@@ -270,7 +282,7 @@ class Checklists(dict[CallKind, Checklist]):
         verb, _, rest = method.partition(" ")
         parts = self._book.default_price(verb).parts if rest == "**" else None  # a request that no route named
         first = self.make((method, 1, parts, job))
-        costs = {**{limit.name: limit.view.selector.cost(units) for limit in first.limits}, **costs}
+        costs = {**{check.limit.name: check.limit.view.selector.cost(units) for check in first.checks}, **costs}
         parts = (first.parts[0]._replace(units=units), *first.parts[1:])
         of_limits = {limit: costs[limit.name] for limit in self.limits_of(job) if limit.name in costs}
         made = self.of(first.method, parts, of_limits, job)
@@ -285,8 +297,7 @@ class Checklists(dict[CallKind, Checklist]):
 
     def _check_fits(self, checklist: Checklist, calls: int) -> None:
         """Raises CostExceedsLimit if these calls can never be admitted."""
-        each = zip(checklist.limits, checklist.caps, checklist.costs, checklist.leave_units, strict=True)
-        for limit, cap_units, cost_units, leave_units in each:
+        for limit, cost_units, leave_units, cap_units in checklist.checks:
             if cost_units > cap_units and not limit.shadow:
                 what, remedy = f"{checklist.method} costs", "make a cheaper call"
                 if calls > 1:

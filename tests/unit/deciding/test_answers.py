@@ -49,9 +49,9 @@ class Asked:
     def decision(self, reason: str, *used: int, commit: bool = True, **more: Any) -> Decision:
         """What follows where each limit counts so much after the decision."""
         facts = more.pop("facts", Facts())
-        for counting, units in zip(self.checklist.limits, used, strict=False):
+        for view, units in zip(self.checklist.views, used, strict=False):
             charge = Entry((NOW, 0), units, "units", "videos.list", "", "", "key")
-            self.project.reading.totals[counting.view] = total_of(counting.view, [charge], NOW)
+            self.project.reading.totals[view] = total_of(view, [charge], NOW)
         caps = self.checklist.caps_compared(facts, NOW)
         outcome = Outcome(reason, NOW, used, caps, facts=facts, **more)
         return self.answers.decision(self.checklist, outcome, commit=commit)

@@ -246,7 +246,7 @@ def test_a_call_is_charged_to_the_bucket_it_is_given_or_priced_in_else_to_the_ma
 ) -> None:
     made = checklists(limit(), SEARCH)[kind]
     assert (made.parts, made.units, made.priced) == ((Part(bucket, units),), units, ALWAYS)
-    assert [held.view.selector.buckets for held in made.limits] == [(bucket,)]
+    assert [check.limit.view.selector.buckets for check in made.checks] == [(bucket,)]
 
 
 def test_a_limit_counts_of_a_call_the_buckets_that_it_selects() -> None:
@@ -254,14 +254,14 @@ def test_a_limit_counts_of_a_call_the_buckets_that_it_selects() -> None:
     calls = limit(selector=Selector(count="calls"), name="calls")
     others = limit(selector=Selector(jobs=("other",)), name="others")
     made = checklists(limit(), SEARCH, everything, calls, others)["items.both", None, None, "job"]
-    costs = dict(zip([held.name for held in made.limits], made.costs, strict=True))
+    costs = {check.limit.name: check.cost_units for check in made.checks}
     assert costs == {"day": 3, "search": 1, "all": 4, "calls": 2}
     assert made.closed_by == ("units", "search")
 
 
 def test_a_look_asks_for_the_cheapest_call() -> None:
     look = checklists(limit(2_000)).of_a_look()
-    assert (look.units, look.costs, look.parts, look.caps) == (1, (1,), (Part("units", 1),), (2_000,))
+    assert (look.units, look.costs, look.parts, look.checks[0].cap_units) == (1, (1,), (Part("units", 1),), 2_000)
     dearer = BOOK._replace(methods={}, default_get=BOOK.default_other)
     assert Checklists("main", dearer, (limit(),), {}, lambda: NOON).of_a_look().units == 50
 
