@@ -127,7 +127,7 @@ class Budget(OfOneProcess):
         self.without_usage: set[str] = set()
         """The methods of calls that a whole answer has not settled."""
         self.listener = Listener()
-        self.tally: Callable[[str, int, int, int], None] | None = None
+        self.tally: Callable[[str, int, int, int], object] = lambda *_: None
         """Called with each change of what this process spends: a method, calls and units (after a correction 0 or
         less), and calls that were refused."""
 
@@ -206,8 +206,7 @@ class Budget(OfOneProcess):
         if not drawn and self._project.journal is not None:
             self._project.journal.draws.corrected(wanted)
         before_units = sum(charge.units for charge in before)
-        if self.tally is not None:
-            self.tally(before[0].method, -1 if of_all and before_units else 0, units - before_units, 0)
+        self.tally(before[0].method, -1 if of_all and before_units else 0, units - before_units, 0)
         self.listener.corrected(charge_id, None if of_all else units - before_units)
         return before[0]
 
@@ -361,7 +360,7 @@ class Budget(OfOneProcess):
         if commit:
             self._note(checklist, charges[0], decision)
             for call, of_call in zip(checklist.calls, decisions, strict=True):
-                if self.tally is not None and of_call.id is not None:
+                if of_call.id is not None:
                     self.tally(call.method, 1, sum(part.units for part in call.parts), 0)
                 self.listener.decided(of_call)
         return decisions
@@ -382,8 +381,7 @@ class Budget(OfOneProcess):
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
         """Count a refusal of `calls` that were asked together. `charge` calls this itself; a job that a refused peek
         ends calls it, too. If this machine's clock is behind, the refusal has the ledger's time."""
-        if self.tally is not None:
-            self.tally(decision.method, 0, 0, calls)
+        self.tally(decision.method, 0, 0, calls)
         if self._recorder is not None:
             at_ms = self._project.dated_ms(decision.decided_at_ms)
             decision = decision._replace(decided_at_ms=at_ms)

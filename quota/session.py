@@ -133,10 +133,10 @@ class Session(OfOneProcess):
                 recorder=self._recorders[self._identity(chosen)],
                 hosts=chosen.hosts,
             )
-            if os.environ.get(TALLY):
-                from quota.clients.instrument.processes import tally_of_process
+            if folder := os.environ.get(TALLY):
+                from quota.clients.instrument.processes import tally_in
 
-                budget.tally = tally_of_process()
+                budget.tally = tally_in(folder)
             self._budgets[chosen.name] = budget
             return budget
 

@@ -118,8 +118,7 @@ class Meter:
 
     def counts_refused(self, method: str, calls: int = 1) -> None:
         """Count calls that were refused, and not by the budget."""
-        if self.budget.tally is not None:
-            self.budget.tally(self.budget.book.canonical(method), 0, 0, calls)
+        self.budget.tally(self.budget.book.canonical(method), 0, 0, calls)
 
     def attempts(self, calls: Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request: all of them, or none.

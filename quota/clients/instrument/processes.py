@@ -1,7 +1,7 @@
 """The processes of one run of `quota exec --auto`: what they spent, and which programs nobody charges.
 
-    tally_of_process, spent_in   each process keeps its numbers in a file, so a killed process counts, too
-    unseen_program               a program that may send requests without a seam, because it is not Python
+    tally_in, spent_in   each process keeps its numbers in a file, so a killed process counts, too
+    unseen_program       a program that may send requests without a seam, because it is not Python
 
 It judges a program by its command. A shell and `env` send nothing themselves, so it looks at the commands inside. It
 cannot know what a shell script or a program that is not Python starts.
@@ -21,7 +21,6 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
 
-from quota.clients.instrument import TALLY
 from quota.common.files import Opened
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
@@ -66,13 +65,8 @@ class FileTally:
                 return  # the run that reads the file is over
 
 
-def tally_of_process() -> FileTally | None:
-    """Counts what all sessions of this process spend; None if nobody sums it up."""
-    folder = os.environ.get(TALLY)
-    return _tally_in(folder) if folder else None
-
-
-_tally_in = cache(FileTally)
+tally_in = cache(FileTally)
+"""The one tally of all sessions of this process."""
 
 
 def spent_in(folder: str) -> dict[str, Spent]:
