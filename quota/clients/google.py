@@ -34,10 +34,11 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
+from quota.clients.discovery import Routes, description, scopes_of
 from quota.clients.gate import HostGate
 from quota.clients.metering import Attempt, Meter
 from quota.clients.session_http import SessionHttp, checked
-from quota.clients.upstream import Google, Routes, Sent, description, scopes_of
+from quota.clients.upstream import Google, Sent
 from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.text import show

@@ -5,8 +5,6 @@
     Closing             a bucket that is closed for everybody
     Access              what a proxy needs to pass requests on to an API
     Google              what is asked of an upstream. A third upstream extends Described, and is a case in `upstream_of`
-    description         the discovery document of one of Google's APIs; reading it imports no client
-    Routes              names the API method of a request to it; knows batches and parts of uploads
 
 Reading an answer (`quota.clients.answer_fields`) is pure and never raises. An impossible value, or one about another
 pool, changes nothing. Only what the book calls `free` or `units` ever frees a unit.
@@ -14,22 +12,20 @@ pool, changes nothing. Only what the book calls `free` or `units` ever frees a u
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
+from quota.clients.discovery import Routes, description, first_route, routes_of, scopes_of
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
-from quota.common.text import show
 from quota.errors import ConfigError, UsageError
 from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, Route
 from quota.terms.costs import CostBook
@@ -149,10 +145,6 @@ def _dearest(book: CostBook, verb: str, path: str, first: Callable[[str], Route 
     return max(counted, key=lambda route: dearness(book, verb, "" if route is None else route.method))
 
 
-def _first(routes: Sequence[Route], verb: str, reading: str) -> Route | None:
-    return next((route for route in routes if route.matches(verb, reading)), None)
-
-
 _OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
 """The header fields that name another verb. Each server has its own choice of them."""
 
@@ -171,13 +163,6 @@ def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
         if read in _OVERRIDES and (by_wsgi or read == name.lower()):
             for part in value.split(","):
                 yield read, part.strip().upper()
-
-
-@cache
-def _routes_of(api: str, version: str, base_path: str) -> Routes | None:
-    """The methods of an API in the installed client; None for an API that the client does not describe."""
-    document = discovered(api, version)
-    return None if document is None else Routes({**document, "rootUrl": f"{base_path}/"})
 
 
 @dataclass(frozen=True)
@@ -228,7 +213,7 @@ class Google:
 
     @property
     def _routes(self) -> Routes | None:
-        return _routes_of(self.book.api, self.book.version, self.book.base_path)
+        return routes_of(self.book.api, self.book.version, self.book.base_path)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `read` needs the body of this answer."""
@@ -294,7 +279,7 @@ class Described(Google):
             # Read without the path of the endpoint or of a host, and with it: some books name it in their routes.
             below = [base for base in bases if base and f"{reading}/".lower().startswith(f"{base}/".lower())]
             ways = [*[reading[len(base) :] or "/" for base in below], reading]
-            routes = [_first(self.book.routes, verb, way) for way in ways]
+            routes = [first_route(self.book.routes, verb, way) for way in ways]
             return max(filter(None, routes), key=attrgetter("named_chars"), default=None)
 
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
@@ -487,81 +472,3 @@ PAUSE_MS = SECOND_MS
 
 CLOCK_MS = 5 * SECOND_MS
 """How far a reset may lie beyond its bucket's period: clocks differ, and headers count whole seconds."""
-
-
-# -- one of Google's APIs, as the installed client describes it --------------------------------------------------------
-
-
-def discovered(api: str, version: str) -> dict[str, Any] | None:
-    """The discovery document of an API; None where the client has none."""
-    from googleapiclient.discovery_cache import get_static_doc
-
-    text = None
-    with suppress(OSError, ValueError):  # a name that no file can have
-        text = get_static_doc(api, version)
-    if text is None:
-        return None
-    document: dict[str, Any] = json.loads(text)
-    return document
-
-
-def description(api: str, version: str) -> dict[str, Any]:
-    """The discovery document of an API. Raises ConfigError where the client has none."""
-    document = discovered(api, version)
-    if document is None:
-        why = f"the installed Google client has no description of {show(api)} {show(version)}"
-        raise ConfigError(f"{why}; check both names, or install google-api-python-client again")
-    return document
-
-
-def scopes_of(document: Mapping[str, Any]) -> list[str]:
-    """The scopes that a login may request from an API."""
-    return list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
-
-
-class Routes:
-    """Names the requests to the API of this discovery document."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
-        self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
-        base = f"{prefix}/{document['servicePath']}"
-        calls: list[Route] = []
-        self._uploads: list[Route] = []
-        for method in methods_of(document):
-            calls.append(_route(method, base + method.get("flatPath", method["path"])))
-            protocols = method.get("mediaUpload", {}).get("protocols", {}).values()
-            self._uploads += [_route(method, prefix + protocol["path"]) for protocol in protocols]
-        # `/things/x:cancel` also fits `/things/{id}`, so the method with the longest fixed path comes first.
-        self._all = sorted([*calls, *self._uploads], key=attrgetter("named_chars"), reverse=True)
-
-    def first(self, verb: str, reading: str) -> Route | None:
-        """For example the route of "youtube.videos.list" for ("GET", "/youtube/v3/videos"). HEAD counts as GET, and
-        case does not matter: upstream may read them so, and the book's default price is far below a search."""
-        return _first(self._all, verb, reading)
-
-    def is_batch(self, verb: str, url: str) -> bool:
-        begins = f"{self._batch}/".lower()
-        readings = readings_of(urlsplit(url).path) if verb.upper() == "POST" else ()
-        return any(f"{reading}/".lower().startswith(begins) for reading in readings)
-
-    def is_part(self, verb: str, url: str) -> bool:
-        """Whether a request continues an upload. With another verb than PUT, or another `uploadType`, it may begin
-        one."""
-        path, fields = urlsplit(url).path, parse_qs(urlsplit(url).query)
-        is_resumed = "upload_id" in fields and {*fields.get("uploadType", ())} <= {"resumable"}
-        is_clear = is_resumed and verb.upper() == "PUT" and len(readings_of(path)) == 1
-        return is_clear and any(route.pattern.fullmatch(path) for route in self._uploads)
-
-
-def _route(method: Mapping[str, Any], path: str) -> Route:
-    """`{+name}` may contain slashes, `{name}` may not."""
-    pattern = re.sub(r"\\{(\\\+)?[^}]*\}", lambda named: ".+" if named[1] else "[^/]+", re.escape(path))
-    flags = re.IGNORECASE | re.ASCII | re.DOTALL
-    return Route(method["httpMethod"], path, method["id"], re.compile(pattern, flags), ())
-
-
-def methods_of(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from resource.get("methods", {}).values()
-    for inner in resource.get("resources", {}).values():
-        yield from methods_of(inner)

@@ -31,10 +31,10 @@ import quota
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
+from quota.clients.discovery import Routes, description, methods_of
 from quota.clients.gate import at_once
 from quota.clients.google import GoogleGate, service
 from quota.clients.metering import Meter
-from quota.clients.upstream import Routes, description, methods_of
 from quota.errors import ConfigError, Refused, SlowAnswer, UsageError
 from quota.jobs.emulator.catalogue import _channel_id
 from quota.ledger.log import Log
