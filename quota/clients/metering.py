@@ -171,16 +171,9 @@ class Attempt:
         self._clock = project_of(budget).wall
         self._ahead_ms = decision.decided_at_ms - self._clock()
         if _log.isEnabledFor(logging.DEBUG):
-            charged = line(
-                "attempt_charged",
-                job=self._job,
-                region=region,
-                method=decision.method,
-                units=decision.cost_units,
-                charge=decision.id,
-                remaining=decision.remaining_units,
-            )
-            _log.debug("%s", charged)
+            spent = {"method": decision.method, "units": decision.cost_units, "charge": decision.id}
+            who = {"job": self._job, "region": region}
+            _log.debug("%s", line("attempt_charged", **who, **spent, remaining=decision.remaining_units))
 
     def never_left(self) -> None:
         """Refund the charge, because no byte of the attempt left this machine. Never raises a QuotaError.
