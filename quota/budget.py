@@ -275,9 +275,12 @@ class Budget(OfOneProcess):
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
-    def exhaust(self, bucket: str, since_ms: int, until_ms: int, evidence: str, reported_by: str = "") -> None:
-        """Close a bucket for everybody, because upstream said "no more": see `quota.rules.facts.exhaust`."""
-        self._project.exhaust(Exhaustion(bucket, since_ms, until_ms, evidence, reported_by))
+    def exhaust(
+        self, bucket: str, since_ms: int, until_ms: int, evidence: str, reported_by: str = "", *, is_pause: bool = False
+    ) -> Exhaustion:
+        """Close a bucket for everybody, because upstream said "no more". Returns the exhaustion that stands then: see
+        `quota.rules.facts.exhaust`."""
+        return self._project.exhaust(Exhaustion(bucket, since_ms, until_ms, evidence, reported_by, is_pause=is_pause))
 
     def reopen(self, bucket: str, because: str) -> bool:
         """Lift an exhaustion. False if the bucket was open."""

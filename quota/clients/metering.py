@@ -29,14 +29,12 @@ from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
 from quota.deciding.outlook import counted
-from quota.deciding.project import Project
 from quota.deciding.run_limit import RunLimit
 from quota.deciding.spend import Settlement
 from quota.decision import Decision
 from quota.errors import QuotaError, Refused, UsageError
 from quota.rules.calls import charge_units, granted_units, lowers, wanted_grants
 from quota.rules.entry import CALLS, others_units
-from quota.rules.facts import Exhaustion
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
 from quota.terms.evidence import Heard, Level, evidence_of
@@ -304,7 +302,7 @@ class Attempt:
     def _observe(self, heard: Sequence[Heard]) -> None:
         try:
             if heard:
-                observe(self._budget, project_of(self._budget), heard)
+                observe(self._budget, heard)
         except QuotaError as trouble:
             warn("level_not_counted", trouble, bucket=heard[0].level.bucket)
 
@@ -323,8 +321,8 @@ class Attempt:
 
     def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing
-        since_ms = charged_ms(self.decision)
-        book, project = self._budget.book, project_of(self._budget)
+        budget, decision = self._budget, self.decision
+        since_ms, book = charged_ms(decision), budget.book
         if until_ms is None:  # a pool outside the book resets with the main bucket
             until_ms = leaves_at(book.buckets.get(bucket, book.main_bucket).window, since_ms)
         if until_ms <= self._clock() + self._ahead_ms:
@@ -332,12 +330,11 @@ class Attempt:
             _log.info("%s", line("exhaustion_past", bucket=bucket, until=rfc3339(until_ms)))
             return
         reporter = f"{machine_name()}:{os.getpid()} {self._job}".rstrip()
-        stands = project.exhaust(Exhaustion(bucket, since_ms, until_ms, why, reporter, is_pause=is_pause))
+        stands = budget.exhaust(bucket, since_ms, until_ms, why, reporter, is_pause=is_pause)
         if stands.reopened_ms:
             # The call left before somebody reopened the bucket.
-            _log.info("%s", line("exhaustion_before_reopening", bucket=bucket, charge=self.decision.id))
+            _log.info("%s", line("exhaustion_before_reopening", bucket=bucket, charge=decision.id))
             return
-        budget, decision = self._budget, self.decision
         until = "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms)
         named = {"project": budget.project, "bucket": bucket, "until": until}
         warn("bucket_closed", why, **named, method=decision.method, charge=decision.id)
@@ -385,9 +382,9 @@ def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: in
     return tuple(worth)
 
 
-def observe(budget: Budget, project: Project, heard: Sequence[Heard]) -> None:
+def observe(budget: Budget, heard: Sequence[Heard]) -> None:
     """Count what others used, by what was heard. Raises LedgerError."""
-    limits = tuple([limit for limit in budget.limits if not limit.narrow])
+    project, limits = project_of(budget), tuple([limit for limit in budget.limits if not limit.narrow])
     outcome = counted(project, budget.checklists.of("", (), dict.fromkeys(limits, 0), ""))
     now_ms = outcome.now_ms
     used = dict(zip([limit.name for limit in limits], outcome.used_units, strict=True))
@@ -407,7 +404,7 @@ def observe(budget: Budget, project: Project, heard: Sequence[Heard]) -> None:
             used |= {limit: used[limit] + units - before for limit, before in counts.items()}
     if granted := _granted_anew(budget, [evidence.level for evidence in heard]):
         standing = project.state.facts().grants
-        project.state.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
+        budget.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
 
 
 def others_name(bucket: str, since_ms: int) -> str:

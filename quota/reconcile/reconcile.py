@@ -270,7 +270,7 @@ def reconcile(
     added = False
     if commit:
         added = _count_others(budget, book, buckets, now_ms)
-        project.state.grant(wanted, _remembered(facts.compared, buckets, now_ms))
+        budget.grant(wanted, _remembered(facts.compared, buckets, now_ms))
     is_whole = all(_periods(book, metric, now_ms)[0].since_ms > whole_after_ms for metric in metrics)
     others = []
     for limit in budget.limits:

@@ -42,10 +42,9 @@ def made(setup: Setup, book: CostBook = HOURLY, *more: Limit) -> Budget:
 
 def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
     """What an answer says; how many levels of it were worth a question."""
-    project = project_of(budget)
-    worth = news(budget, decision, levels, project.now_ms())
+    worth = news(budget, decision, levels, project_of(budget).now_ms())
     if worth:
-        observe(budget, project, worth)
+        observe(budget, worth)
     return len(worth)
 
 
