@@ -93,12 +93,12 @@ def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> 
         time.sleep(LOOK_AGAIN_S)
     may_lack = is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning)
     if journal is not None and may_lack:
-        return _compare(project, journal, beginning)
+        return _put_back_lost(project, journal, beginning)
     project.in_turn(lambda: project.reading.forget())
     return True
 
 
-def _compare(project: Project, journal: Journal, beginning: Moment) -> bool:
+def _put_back_lost(project: Project, journal: Journal, beginning: Moment) -> bool:
     """Compare, and put back what is missing; False if another process changed the log meanwhile."""
     log, name = project.log, project.name
     have = all_between(log.read, name, beginning.trimmed, beginning.tip)
