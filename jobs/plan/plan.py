@@ -36,7 +36,7 @@ from quota.jobs.job import (
 )
 from quota.jobs.places import checkpoints_of
 from quota.jobs.plan import simulation
-from quota.jobs.plan.simulation import EMPTY, SLOT_MS, JobPlan, Refusal, Simulated, Spent, State, simulate
+from quota.jobs.plan.simulation import EMPTY, SLOT_MS, JobPlan, RefusedTick, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
 from quota.jobs.store.store import Store
@@ -292,7 +292,7 @@ def _days(
     limit: Limit,
     zone: str,
     slots: Mapping[int, int],
-    refusals: Sequence[Refusal],
+    refusals: Sequence[RefusedTick],
     outcome: Simulated,
     state: State,
 ) -> Iterable[DayPlan]:

@@ -107,7 +107,7 @@ class Spent:
         self.calls[when] = self.calls.get(when, 0) + calls
 
 
-class Refusal(NamedTuple):
+class RefusedTick(NamedTuple):
     """A tick that met a refusal. It left `regions` regions.
 
     `limit` refused when the budget was last asked about such a call.
@@ -132,7 +132,7 @@ class JobPlan:
     first_refused_ms: int | None = None
     first_refused_by: str | None = None
 
-    def add(self, refusal: Refusal) -> None:
+    def add(self, refusal: RefusedTick) -> None:
         if not self.refused_ticks:
             self.first_refused_ms, self.first_refused_by = refusal.at_ms, refusal.limit
         self.refused_ticks += 1
@@ -147,7 +147,7 @@ class Simulated:
     until_ms: int
     spent: list[Spent]
     wanted: list[Spent]
-    refusals: list[Refusal]
+    refusals: list[RefusedTick]
     jobs: dict[str, JobPlan]
 
 
@@ -220,7 +220,7 @@ def simulate(
     name, for a call that can never fit.
     """
     simulation = _Simulation(settings, start_ms, state, fetches)
-    refusals: list[Refusal] = []
+    refusals: list[RefusedTick] = []
     for number, tick in enumerate(ticks(settings.jobs.values(), start_ms, until_ms)):
         progress(number)
         with naming(tick.job):
@@ -375,7 +375,7 @@ class _Simulation:
             self.jobs[job.name] = JobPlan(job.name, dict.fromkeys(regions, 0))
         self._refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
 
-    def tick(self, machine: _Machine, tick: Tick) -> Refusal | None:
+    def tick(self, machine: _Machine, tick: Tick) -> RefusedTick | None:
         """Run a tick on a machine that has its job. Returns the refusal that it met."""
         self.now_ms = tick.at_ms
         work, regions = machine.work, machine.regions
@@ -391,7 +391,7 @@ class _Simulation:
         for call in calls[todo[0][1] :][:1]:
             until_ms, refused_by = self._refused_until.get(call.knows, (0, None))
             if self.now_ms < until_ms:
-                return Refusal(tick.at_ms, tick.job, refused_by, len(todo))
+                return RefusedTick(tick.at_ms, tick.job, refused_by, len(todo))
         machine.covered = []
         coming = [call for _, first in todo for call in calls[first:]]
         of_run = work.of_run()
@@ -402,7 +402,7 @@ class _Simulation:
                     admitted, refused_by = self._admit(work, coming, of_run)
                     if not admitted:
                         regions[place.region] = place._replace(cursor={"step": step} if step else None)
-                        return Refusal(tick.at_ms, tick.job, refused_by, len(todo) - done)
+                        return RefusedTick(tick.at_ms, tick.job, refused_by, len(todo) - done)
                     del coming[:admitted]
                 admitted -= 1
                 self._note(self.spent, work, calls[step], 1)

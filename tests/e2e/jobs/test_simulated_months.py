@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quota.deciding.history import charges as charges_of
-from quota.jobs.plan.simulation import Refusal, simulate
+from quota.jobs.plan.simulation import RefusedTick, simulate
 from quota.jobs.runner import run_job
 from quota.jobs.ticks import ticks
 from quota.rules.spent import Spent
@@ -78,7 +78,7 @@ class Months:
     start_ms: int
     until_ms: int
     charges: list[Spent]
-    refusals: list[Refusal]
+    refusals: list[RefusedTick]
     passes: dict[str, dict[str, int]]
 
     def days(self) -> list[int]:
@@ -101,7 +101,7 @@ class Months:
 def live(config: Path, start_ms: int, until_ms: int) -> Months:
     """Run every tick through `run_job`, as the scheduler would, at its time. Ledger and store are left as they end."""
     now_ms = start_ms
-    refusals: list[Refusal] = []
+    refusals: list[RefusedTick] = []
     charges: list[Spent] = []
     settings = load_settings(config)
     passes = {job.name: dict.fromkeys(job.regions, 0) for job in settings.jobs.values()}
@@ -120,7 +120,7 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
                 passes[tick.job][region.region] += region.outcome == "done"
             assert bool(left) == report.refused
             if report.refused:
-                refusals.append(Refusal(tick.at_ms, tick.job, report.refused_by, len(left)))
+                refusals.append(RefusedTick(tick.at_ms, tick.job, report.refused_by, len(left)))
             if now_ms - read_ms >= DAY_MS:  # the log forgets after two days
                 charges += [charge for charge in charges_of(session.project(), read_ms) if charge.id[0] < now_ms]
                 read_ms = now_ms
@@ -128,7 +128,7 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
     return Months(start_ms, until_ms, charges, refusals, passes)
 
 
-def without_limit(refusal: Refusal) -> Refusal:
+def without_limit(refusal: RefusedTick) -> RefusedTick:
     """Which of several full limits a refusal names is left out: the simulation asks only when the answer may be new."""
     return refusal._replace(limit=None)
 

@@ -20,7 +20,7 @@ from quota.jobs.job import load_fetch
 from quota.jobs.plan.simulation import (
     SLOT_MS,
     JobPlan,
-    Refusal,
+    RefusedTick,
     Simulated,
     Spent,
     State,
@@ -102,7 +102,7 @@ class PlainSimulation:
             self.start_ms, self.until_ms, [*self.spent.values()], [*self.wanted.values()], refusals, self.totals
         )
 
-    def tick(self, job: JobSettings, machine: dict[str, Region], tick: Tick) -> Refusal | None:
+    def tick(self, job: JobSettings, machine: dict[str, Region], tick: Tick) -> RefusedTick | None:
         regions, steps = list(machine.values()), self.steps[job.name]
         most = len(tick.regions) or len(regions)
         self.totals[job.name].ticks += 1
@@ -125,14 +125,14 @@ class PlainSimulation:
                 key = (method, parts, job.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
                 until_ms, by = self.refused_until.get(key, (0, None))
                 if tick.at_ms < until_ms:
-                    return Refusal(tick.at_ms, job.name, by, len(todo) - done)
+                    return RefusedTick(tick.at_ms, job.name, by, len(todo) - done)
                 if job.max_units is not None and of_run + first_units > job.max_units:
-                    return Refusal(tick.at_ms, job.name, "max_units", len(todo) - done)
+                    return RefusedTick(tick.at_ms, job.name, "max_units", len(todo) - done)
                 decision = budget.charge(method, units=default_units, job=job.name, region=region.name)
                 if not decision.admitted:
                     again_ms = NEVER if decision.retry_at_ms is None else decision.retry_at_ms
                     self.refused_until[key] = (again_ms, decision.refused_by)
-                    return Refusal(tick.at_ms, job.name, decision.refused_by, len(todo) - done)
+                    return RefusedTick(tick.at_ms, job.name, decision.refused_by, len(todo) - done)
                 of_run += first_units
                 for part in parts:
                     self.row(self.spent, job, method, part.bucket).add(tick.at_ms // SLOT_MS, part.units)
