@@ -45,7 +45,7 @@ BOOK = CostBook(
         "items.find": (Price((Part("search", 1),), date(2026, 1, 1)),),
         "items.list": (Price((Part("units", 1),), date(2026, 1, 1)),),
         "items.both": (Price((Part("units", 3), Part("search", 1)), date(2026, 1, 1)),),
-        "items.insert": (Price((Part("units", 50),), date(2026, 1, 1)), Price((Part("units", 60),), date(2026, 7, 2))),
+        "items.insert": (Price((Part("units", 50),)), Price((Part("units", 60, Reserve(60)),), date(2026, 7, 2))),
     },
     default_get=Price((Part("units", 1),), date(2026, 1, 1)),
     default_other=Price((Part("units", 50),), date(2026, 1, 1)),
@@ -285,7 +285,7 @@ def test_a_checklist_is_kept_for_the_next_call_of_its_kind_up_to_so_many() -> No
 
 
 def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
-    """50 units until 2026-07-02, then 60."""
+    """50 units until 2026-07-02, then 60 that are reserved."""
     now_ms = MIDNIGHT
     made = Checklists("main", BOOK, (limit(),), {}, lambda: now_ms)
     kind = "items.insert", None, None, "job"
@@ -295,10 +295,10 @@ def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
     assert made.of_now(kind) is before
     now_ms = NEXT_MIDNIGHT
     after = made.of_now(kind)
-    assert (after.units, after.priced) == (60, (NEXT_MIDNIGHT, NEVER))
+    assert (after.units, made.least_reserved("items.insert"), after.priced) == (60, 60, (NEXT_MIDNIGHT, NEVER))
     assert made.of_now(kind) is after
     now_ms = NEXT_MIDNIGHT - 1
-    assert made.of_now(kind).units == 50, "the clock went back"
+    assert (made.of_now(kind).units, made.least_reserved("items.insert")) == (50, None), "the clock went back"
 
 
 def test_each_call_is_charged_under_a_key_of_its_own_and_each_further_bucket_under_that_and_a_number() -> None:
