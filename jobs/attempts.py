@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from errno import EADDRNOTAVAIL, EHOSTDOWN, EHOSTUNREACH, EMFILE, ENETDOWN, ENETRESET, ENETUNREACH, ENOBUFS
 from inspect import signature
 from typing import Any, Literal, NamedTuple
@@ -82,6 +82,17 @@ class _Admitted(NamedTuple):
 
 
 @dataclass(eq=False)
+class _Calls:
+    """The calls of one attempt. If the last one was refused, `refused` is the decision, or `refused_upstream` what
+    follows from upstream's answer."""
+
+    admitted: list[Decision] = field(default_factory=list)  # unless their cost was corrected since
+    refused: Decision | None = None
+    refused_upstream: Decision | None = None
+    any_refused: bool = False
+
+
+@dataclass(eq=False)
 class Attempts(Listener):
     """The steps of one run. Tests set `wait`, a tenacity wait between attempts."""
 
@@ -104,10 +115,7 @@ class Attempts(Listener):
         self.tries = 0  # the attempts of the last step
         self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
-        self._step: list[Decision] = []  # the calls that this step has made, unless their cost was corrected since
-        self._refused: Decision | None = None  # the last decision of this step, if it refused the call
-        self._refused_upstream: Decision | None = None  # what follows if upstream refused its last call
-        self._any_refused = False  # whether a call of this step was refused
+        self._calls = _Calls()  # of the last attempt
         self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
     def close(self) -> None:
@@ -116,20 +124,22 @@ class Attempts(Listener):
             self.client.close()
 
     def decided(self, decision: Decision) -> None:
-        self._refused, self._refused_upstream = None if decision.admitted else decision, None
-        self._any_refused |= not decision.admitted
+        calls = self._calls
+        calls.refused, calls.refused_upstream = None if decision.admitted else decision, None
+        calls.any_refused |= not decision.admitted
         if decision.id is not None:
             self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
-            self._step.append(decision)
+            calls.admitted.append(decision)
         self.watcher.decided(decision)
 
     def exhausted(self, decision: Decision) -> None:
         again = self._budget.peek(decision.method, units=decision.cost_units or None)
-        self._refused_upstream = None if again.admitted else again
-        self._any_refused |= not again.admitted
+        self._calls.refused_upstream = None if again.admitted else again
+        self._calls.any_refused |= not again.admitted
 
     def corrected(self, charge_id: str, added_units: int | None) -> None:
-        self._step = [decision for decision in self._step if decision.id != charge_id]
+        calls = self._calls
+        calls.admitted = [decision for decision in calls.admitted if decision.id != charge_id]
         if (call := self._admitted.get(charge_id)) is not None:
             units = 0 if added_units is None else call.units + added_units
             self._admitted[charge_id] = call._replace(units=units)
@@ -155,7 +165,7 @@ class Attempts(Listener):
             reraise=True,
         )
         page = retrying(self._attempt, checkpoint)
-        if self._any_refused:
+        if self._calls.any_refused:
             self.passed_over.append(checkpoint.region)
         if not isinstance(page, Page):
             if isinstance(page, Coroutine):  # a wrapper hides what it wraps
@@ -169,7 +179,7 @@ class Attempts(Listener):
     def _attempt(self, checkpoint: Checkpoint) -> Any:
         """One call of the fetch function. Raises Refused if it hid a refusal of its last call."""
         self.tries += 1
-        self._step, self._refused, self._refused_upstream, self._any_refused = [], None, None, False
+        self._calls = _Calls()
         # Pass copies: an earlier attempt may have changed its cursor and options.
         cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
         try:
@@ -196,9 +206,10 @@ class Attempts(Listener):
     def _refusal_of_step(self, checkpoint: Checkpoint) -> Decision | None:
         """The refusal of the last call of this step, by the budget or by upstream. The budget counted its own already;
         this counts that of upstream."""
-        if self._refused_upstream is not None:
-            self._budget.note_refusal(self._refused_upstream, self.job.name, checkpoint.region)
-        return self._refused or self._refused_upstream
+        calls = self._calls
+        if calls.refused_upstream is not None:
+            self._budget.note_refusal(calls.refused_upstream, self.job.name, checkpoint.region)
+        return calls.refused or calls.refused_upstream
 
     def too_dear(self, refused: Decision) -> str | None:
         """Why no run can end this step, if its calls together cost more than the refusing limit ever holds. A call
@@ -208,10 +219,10 @@ class Attempts(Listener):
             return None
         limit = next((limit for limit in self._budget.limits_of(self.job.name) if limit.name == full.name), None)
         if limit is None:  # the run's own `max_units`
-            most, costs = full.limit_units, [decision.cost_units for decision in self._step]
+            most, costs = full.limit_units, [decision.cost_units for decision in self._calls.admitted]
         else:
             most, since_ms = limit.limit_units - full.leave_units, cutoff(limit.view.window, refused.decided_at_ms)
-            counted = [decision.limits for decision in self._step if decision.decided_at_ms > since_ms]
+            counted = [decision.limits for decision in self._calls.admitted if decision.decided_at_ms > since_ms]
             costs = [state.cost_units for states in counted for state in states if state.name == full.name]
         needed = sum(costs) + full.cost_units
         if needed <= most:
