@@ -228,8 +228,7 @@ class Attempt:
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
         # All answers of a status may be free, whatever their bodies say.
         frees = any(match.status == status and not match.reads_body for match in book.answers.free)
-        free = meaning.free and (whole or frees)
-        meaning = meaning._replace(free=free)
+        meaning = meaning._replace(free=meaning.free and (whole or frees))
         if not meaning.levels:
             return meaning
         return meaning.with_evidence(news(self._budget, self.decision, meaning.levels, at_ms))
