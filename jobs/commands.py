@@ -20,9 +20,8 @@ from quota.cli.output import (
     announce,
     log_to_stderr,
     now_and_then,
-    print_json,
-    print_rich,
-    render_parts,
+    print_as,
+    print_parts,
     say,
     temporary_folder,
 )
@@ -78,7 +77,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
 @format_option
 @config_option
-def plan(days: int | None, begin: str, as_json: bool, config: str | None) -> int:
+def plan(days: int | None, begin: str, form: str, config: str | None) -> int:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
     It begins now, with what the ledger and the store have. --from empty begins at upstream's next midnight, with
@@ -121,10 +120,7 @@ def plan(days: int | None, begin: str, as_json: bool, config: str | None) -> int
             state=state,
             progress=progress,
         )
-    if as_json:
-        print_json(answer.as_json())
-    else:
-        print_rich(render_parts(plan_parts(answer)))
+    print_as(form, answer.as_json(), parts=plan_parts(answer))
     return 0 if answer.fits else 1
 
 
@@ -240,7 +236,7 @@ def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
     help="Enforce a limit of N units a day.",
 )
 @format_option
-def demo(keep: str | None, units: int, as_json: bool) -> int:
+def demo(keep: str | None, units: int, form: str) -> int:
     """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
 
     It needs no key, and nothing leaves this machine.
@@ -263,17 +259,17 @@ def demo(keep: str | None, units: int, as_json: bool) -> int:
             with quota.open(config) as session:
                 with watching("trending") as watcher:
                     report = run_job(session, "trending", stop=stop, watcher=watcher)
-                print_report(report, as_json)
-                if not as_json:
+                print_report(report, form)
+                if form == "text":
                     from quota.reports.status import read_status
                     from quota.wording import status_parts
 
-                    print_rich(render_parts(status_parts(read_status(session, next_capacity=False))))
+                    print_parts(status_parts(read_status(session, next_capacity=False)))
                     requests = upstream.usage()["requests"]
                     say(f"upstream counted {many(requests, 'request')}, the ledger charged {report.attempts:,}")
-        if keep and not as_json:
+        if keep and form == "text":
             say(f"kept: {config}")
-        if not as_json:
+        if form == "text":
             say("next, with your own key: quota init")
     return report.exit_status
 

@@ -26,7 +26,7 @@ from quota.cli.options import (
     since_ms_of,
     yes_option,
 )
-from quota.cli.output import confirmed, json_text, print_csv, print_json, print_rich, say, unwound
+from quota.cli.output import confirmed, json_text, print_as, print_rich, say, unwound
 from quota.common.clock import host_clock, stamp
 from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.progress import named
@@ -58,7 +58,7 @@ MAX_WHY = 60
 @list_options(since="7d", limit=50, most=10_000)
 @rows_format_option
 @config_option
-def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, config: str | None) -> None:
+def runs(job: str | None, since: str, limit: int, form: str, config: str | None) -> None:
     """Show the past runs of this machine: how each ended, and why.
 
     The store keeps runs for 35 days. A run without an end is still running, was killed, or could not store its end.
@@ -75,11 +75,10 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, as_csv: bool, c
     since_ms = since_ms_of(since)
     with configured(config) as session, Store.existing(session.settings.store) as store:
         past_runs = _with_spending(session, store.runs.read(job, since_ms, limit))
-    if as_json:
-        print_json({"runs": [run_json(run) for run in past_runs]})
-    elif as_csv:
-        print_csv(RUN_FIELDS, map(run_json, past_runs))
-    elif past_runs:
+    rows = list(map(run_json, past_runs))
+    if print_as(form, {"runs": rows}, RUN_FIELDS, rows):
+        return
+    if past_runs:
         print_rich(_runs_table(past_runs, session.settings.jobs))
     else:
         of = "" if job is None else f" of {show(job)}"
@@ -165,8 +164,7 @@ def search(
     job: str | None,
     since: str | None,
     limit: int,
-    as_csv: bool,
-    as_json: bool,
+    form: str,
     config: str | None,
 ) -> None:
     """Search the local store for videos that have all WORDS in title, description, channel or tags.
@@ -191,18 +189,14 @@ def search(
     with quota.open(config) as session, Store.existing(session.settings.store) as store:
         videos = store.search(" ".join(words), region, limit, since_ms=since_ms, job=job)
         elsewhere = store.elsewhere()
-    if as_json:
-        rows = [video.as_json() for video in videos]
-        names = "job runs_on heard_at until asked_at fetched_at"
-        away = {"elsewhere": [members(other, names) for other in elsewhere]} if elsewhere else {}
-        print_json({"words": " ".join(words), "region": region, "job": job, "videos": rows, **away})
-        return
-    for other in elsewhere:
+    names, rows = "job runs_on heard_at until asked_at fetched_at", [video.as_json() for video in videos]
+    away = {"elsewhere": [members(other, names) for other in elsewhere]} if elsewhere else {}
+    for other in () if form == "json" else elsewhere:
         age = f"what was fetched here until {stamp(other.fetched_ms)}" if other.fetched_ms else "nothing of it"
         old = f", {spell(host_clock() - other.fetched_ms)} ago" if other.fetched_ms else ""
         say(f"{other.job} runs on {other.runs_on} (as of {stamp(other.asked_ms)}); this store has {age}{old}", err=True)
-    if as_csv:
-        print_csv(SearchResult._fields, (video.as_json() for video in videos))
+    data = {"words": " ".join(words), "region": region, "job": job, "videos": rows, **away}
+    if print_as(form, data, SearchResult._fields, rows):
         return
     say(*map(_video_line, videos))
     if not videos:
@@ -224,7 +218,7 @@ def _video_line(video: SearchResult) -> str:
 @click.option("--views", is_flag=True, help="Make a view of each table in the store.")
 @rows_format_option
 @config_option
-def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None:
+def tables(views: bool, form: str, config: str | None) -> None:
     """List the tables that your jobs fill: how many rows each has, and which fields.
 
     --views makes a view of each table in the store's file, for SQL: a column for each field, at most 200. Run it
@@ -242,11 +236,8 @@ def tables(views: bool, as_json: bool, as_csv: bool, config: str | None) -> None
             store.write_views()
         of_jobs = store.tables()
     names = "name rows oldest_at newest_at fields"
-    if as_json:
-        print_json({"tables": [members(table, names) for table in of_jobs]})
-        return
-    if as_csv:
-        print_csv(names.split(), (members(table, names) for table in of_jobs))
+    rows = [members(table, names) for table in of_jobs]
+    if print_as(form, {"tables": rows}, names.split(), rows):
         return
     for table in of_jobs:
         say(f"{table.name}: {many(table.rows, 'row')}, {many(len(table.fields), 'field')}: {', '.join(table.fields)}")
@@ -269,7 +260,7 @@ def export(
     job: str | None,
     region: str | None,
     output: str | None,
-    as_json: bool,
+    form: str,
     config: str | None,
 ) -> None:
     """Write a table of the store: videos, rankings, channels, history, or a table of your job.
@@ -294,9 +285,11 @@ def export(
         with to_export(session.settings.store.file) as db:
             columns, records = records_of(db, table, since_ms, region, job, limit)
             with unwound(), _written(output) as file:
-                put = (lambda record: file.write(f"{json_text(record)}\n")) if as_json else csv_writer(file, columns)
+                write = (
+                    csv_writer(file, columns) if form == "csv" else lambda record: file.write(f"{json_text(record)}\n")
+                )
                 for record in records:
-                    put(record)
+                    write(record)
                     count += 1
     if output is not None:
         say(f"{one_line(output)}: {many(count, 'record')}", err=True)
@@ -364,7 +357,7 @@ def place() -> None:
 @only_job_option
 @rows_format_option
 @config_option
-def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
+def list_(job: str | None, form: str, config: str | None) -> None:
     """List where each region of each job stands.
 
     \b
@@ -376,10 +369,10 @@ def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> N
     with configured(config) as session, _store_of_places(session) as store:
         chosen = [settings for name, settings in session.settings.jobs.items() if job in (None, name)]
         checkpoints = [place for settings in chosen for place in checkpoints_of(session, settings, store)]
-        away = {} if as_json or as_csv else _machines_of(session, chosen)
+        away = _machines_of(session, chosen) if form == "text" else {}
     jobs = session.settings.jobs
     none = "no job is configured" if job is None or not jobs else f"there is no job {show(job)}{_hint(jobs, job, None)}"
-    _print(checkpoints, away, as_json=as_json, as_csv=as_csv, none=none)
+    _print(checkpoints, away, form, none=none)
 
 
 @place.command("show")
@@ -387,7 +380,7 @@ def list_(job: str | None, as_json: bool, as_csv: bool, config: str | None) -> N
 @click.argument("region", required=False)
 @rows_format_option
 @config_option
-def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
+def show_(job: str, region: str | None, form: str, config: str | None) -> None:
     """Show where one job stands, with the next page's cursor.
 
     \b
@@ -396,8 +389,8 @@ def show_(job: str, region: str | None, as_json: bool, as_csv: bool, config: str
     """
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(session, store, job, region)
-        away = {} if as_json or as_csv else _machines_of(session, [session.settings.jobs[job]])
-    _print(checkpoints, away, as_json=as_json, as_csv=as_csv, cursors=True)
+        away = _machines_of(session, [session.settings.jobs[job]]) if form == "text" else {}
+    _print(checkpoints, away, form, cursors=True)
 
 
 @place.command("reset")
@@ -473,18 +466,14 @@ def _chosen(session: Session, store: Store | None, name: str, region: str | None
 def _print(
     checkpoints: list[Checkpoint],
     away: Mapping[tuple[str, str], str],
+    form: str,
     *,
-    as_json: bool,
-    as_csv: bool,
     cursors: bool = False,
     none: str = "",
 ) -> None:
     names = "job region pending pages items cursor started_at completed_at failed_at"
-    if as_csv:
-        print_csv(names.split(), (members(checkpoint, names) for checkpoint in checkpoints))
-        return
-    if as_json:
-        print_json({"places": [members(checkpoint, names) for checkpoint in checkpoints]})
+    rows = [members(checkpoint, names) for checkpoint in checkpoints]
+    if print_as(form, {"places": rows}, names.split(), rows):
         return
     for checkpoint in checkpoints:
         pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")

@@ -91,7 +91,7 @@ def run(
         if at is not None:
             from quota.cli.rehearsal import rehearsed
 
-            session, clock = block.enter_context(rehearsed(session, at, as_json=how.as_json))
+            session, clock = block.enter_context(rehearsed(session, at, as_json=how.form == "json"))
             how = how._replace(clock=clock)
         log_to_stderr()
         if dry_run:
@@ -106,7 +106,7 @@ def run(
                 how = how._replace(silent=report.silent)
                 if how.stop():
                     break
-        if how.as_json and all_jobs and (documents or not how.quiet):
+        if how.form == "json" and all_jobs and (documents or not how.quiet):
             print_json(documents)
     # The worst: a failure, whatever its number, comes before a refusal.
     return max(statuses, key=lambda status: (status not in (0, Refused.exit_status), status))
@@ -118,7 +118,7 @@ class _How(NamedTuple):
     regions: Sequence[str]
     here: bool
     fail_on_refusal: bool
-    as_json: bool
+    form: str
     quiet: bool
     emit: Callable[[dict[str, object]], None]
     stop: Callable[[], int] = lambda: 0
@@ -161,7 +161,7 @@ def _tick(session: Session, job: str, how: _How) -> RunReport:
     if how.fail_on_refusal and report.refused and not report.exit_status:
         report = replace(report, exit_status=Refused.exit_status)
     quiet = how.quiet and report.exit_status != Refused.exit_status
-    print_report(report, how.as_json, quiet, emit=how.emit, clock=how.clock)
+    print_report(report, how.form, quiet, emit=how.emit, clock=how.clock)
     _follow_up(session, report, ping)
     return report
 
@@ -176,7 +176,7 @@ def _one_of_all(session: Session, job: str, how: _How) -> RunReport:
             return _tick(own, job, how)
         except QuotaError as error:
             report = failed_report(own, job, error)
-            print_report(report, how.as_json, how.quiet, emit=how.emit)
+            print_report(report, how.form, how.quiet, emit=how.emit)
             return report
 
 
@@ -194,7 +194,7 @@ def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> bool:
             fetch, _ = functions_of(session.settings, settings)  # a copy has no sink
             ahead = look_ahead(copy, job, fetch, how.regions, {} if how.here else away_now(session, settings))
             fits = fits and ahead.refusal is None
-            if how.as_json:
+            if how.form == "json":
                 how.emit({"dry_run": True, **ahead.as_json()})
             else:
                 say(*ahead.lines())
@@ -245,7 +245,7 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
 
 def print_report(
     report: RunReport,
-    as_json: bool,
+    form: str,
     quiet: bool = False,
     *,
     emit: Callable[[dict[str, object]], None] = print_json,
@@ -262,10 +262,10 @@ def print_report(
     if is_error:
         fail(f"{named(report.job, report.failed_region)}: {printable(report.why)}")
     is_regular = report.outcome in ("done", "elsewhere", "overlap") or (report.refused and not is_error)
-    if quiet and (is_regular or (is_error and not as_json)):
+    if quiet and (is_regular or (is_error and form == "text")):
         return
     sentence = printable(report.sentence((clock or host_clock)()))
-    if as_json:
+    if form == "json":
         emit(report.as_json())
     else:
         say(sentence)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from quota.cli.options import (
     format_option,
     rows_format_option,
 )
-from quota.cli.output import fail_each, print_csv, print_json, print_rich, render_parts, say
+from quota.cli.output import fail_each, print_as, say
 from quota.common.clock import NEVER, host_clock, moment
 from quota.common.redact import redact
 from quota.common.text import listed, many, members, nearest, one_line, show
@@ -48,7 +49,7 @@ NAMED = "NAME|FILE"
 @book_credential_option
 @rows_format_option
 @config_option
-def costs(method: str | None, credential: str | None, as_json: bool, as_csv: bool, config: str | None) -> None:
+def costs(method: str | None, credential: str | None, form: str, config: str | None) -> None:
     """Show the cost of each API method, or of METHOD alone.
 
     The prices are from the cost book of a credential. A price that will change is shown with the date. `quota book show
@@ -63,7 +64,7 @@ def costs(method: str | None, credential: str | None, as_json: bool, as_csv: boo
         raise click.UsageError(f"{method} is a cost book, no method; show it with: quota book show {method}")
     with quota.open(config) as session:
         shown = session.credential(credential).book
-    print_prices(shown, method, as_json=as_json, as_csv=as_csv)
+    print_prices(shown, method, form)
 
 
 @click.group("book", cls=Group)
@@ -82,7 +83,7 @@ def book() -> None:
 
 @book.command("list")
 @rows_format_option
-def list_(as_json: bool, as_csv: bool) -> None:
+def list_(form: str) -> None:
     """List the shipped cost books: their buckets, windows and age.
 
     \b
@@ -91,25 +92,21 @@ def list_(as_json: bool, as_csv: bool) -> None:
       quota book list --json | jq '.books[] | select(.age_days > 90)'
     """
     books = _listed_books()
-    if as_json:
-        print_json({"books": books})
-    elif as_csv:
-        print_csv(["book", "api", "source", "read_on", "age_days", "buckets"], books)
-    else:
-        rows = []
-        for shipped in books:
-            windows = (grant["window"] for bucket in shipped["buckets"] for grant in bucket["quotas"])
-            kinds = dict.fromkeys(window.partition("@")[0] for window in windows)
-            buckets = ", ".join(bucket["bucket"] for bucket in shipped["buckets"])
-            rows.append((shipped["book"], shipped["api"], buckets, ", ".join(kinds), many(shipped["age_days"], "day")))
-        print_rich(render_parts([Table(("name", "provider", "unit", "window", "age"), rows, numbers=(4,))]))
+    rows = []
+    for shipped in books:
+        windows = (grant["window"] for bucket in shipped["buckets"] for grant in bucket["quotas"])
+        kinds = dict.fromkeys(window.partition("@")[0] for window in windows)
+        buckets = ", ".join(bucket["bucket"] for bucket in shipped["buckets"])
+        rows.append((shipped["book"], shipped["api"], buckets, ", ".join(kinds), many(shipped["age_days"], "day")))
+    table = Table(("name", "provider", "unit", "window", "age"), rows, numbers=(4,))
+    print_as(form, {"books": books}, ["book", "api", "source", "read_on", "age_days", "buckets"], books, [table])
 
 
 @book.command("show")
 @click.argument("name", metavar=NAMED, type=PATH)
 @click.argument("method", required=False)
 @rows_format_option
-def show_(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
+def show_(name: str, method: str | None, form: str) -> None:
     """Show the price of each method in a cost book, or of METHOD alone.
 
     Without METHOD, the JSON has the whole file as `definition`.
@@ -119,8 +116,8 @@ def show_(name: str, method: str | None, as_json: bool, as_csv: bool) -> None:
       quota book show youtube-v3-buckets
       quota book show github --json | jq '.definition.routes'
     """
-    definition = {"definition": book_tables(name)} if as_json and method is None else {}
-    print_prices(load_book(name), method, as_json=as_json, as_csv=as_csv, also=definition)
+    definition = {"definition": book_tables(name)} if form == "json" and method is None else {}
+    print_prices(load_book(name), method, form, also=definition)
 
 
 @book.command("check")
@@ -153,7 +150,7 @@ def check(file: str) -> int:
 @format_option
 @config_option
 def try_(
-    request_: str, answer: str | None, name: str | None, credential: str | None, as_json: bool, config: str | None
+    request_: str, answer: str | None, name: str | None, credential: str | None, form: str, config: str | None
 ) -> None:
     """Show which method a REQUEST calls, and what it costs.
 
@@ -176,9 +173,7 @@ def try_(
             chosen = session.credential(credential)
             tried_by, hosts = chosen.book, chosen.hosts
     data, lines = try_request(tried_by.at(host_clock()), hosts, request_, answer)
-    if as_json:
-        print_json({"book": tried_by.name, **data})
-    else:
+    if not print_as(form, {"book": tried_by.name, **data}):
         say(*lines)
 
 
@@ -186,7 +181,7 @@ def try_(
 @click.argument("old", metavar="OLD", type=PATH)
 @click.argument("new", metavar="NEW", type=PATH)
 @format_option
-def diff(old: str, new: str, as_json: bool) -> None:
+def diff(old: str, new: str, form: str) -> None:
     """Show how two cost books differ.
 
     OLD and NEW are names or files. `-` marks what only OLD has, `+` what only NEW has, `~` what changed.
@@ -200,8 +195,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
     rows = [{"what": what, "old": before.get(what), "new": after.get(what)} for what in changed]
     both = {what for what in before if what.startswith("routes.") and what in after}
     rows += _moved([what for what in before if what in both], [what for what in after if what in both])
-    if as_json:
-        print_json({"old": old, "new": new, "differences": rows})
+    if print_as(form, {"old": old, "new": new, "differences": rows}):
         return
     for row in rows:
         if row["old"] is None:
@@ -237,7 +231,7 @@ def new(name: str, answers: tuple[str, ...]) -> None:
 
 
 def print_prices(
-    book: CostBook, method: str | None, *, as_json: bool, as_csv: bool, also: Mapping[str, object] | None = None
+    book: CostBook, method: str | None, form: str, *, also: Mapping[str, object] = MappingProxyType({})
 ) -> None:
     """The methods of a book, or one of them, with their prices. `also` goes into the JSON. Raises UnknownMethod."""
     names, rows, lines = sorted(book.methods) if method is None else [book.canonical(method)], [], []
@@ -253,12 +247,8 @@ def print_prices(
             units, shown = f"{first.units:,}", ", ".join([str(first).partition(" ")[2], *map(str, others)])
         further = [f"; {later} from {later.since}" for later in coming]
         lines.append(f"{name:<{width}}  {units:>6}  {shown}{''.join(further)}")
-    if as_json:
-        source = {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
-        print_json({**source, **(also or {}), "methods": rows})
-    elif as_csv:
-        print_csv(["method", "units", "bucket", "parts", "next"], rows)
-    else:
+    source = {"book": book.name, "source": book.source, "read_on": book.read_on.isoformat()}
+    if not print_as(form, {**source, **also, "methods": rows}, ["method", "units", "bucket", "parts", "next"], rows):
         say(*lines, f"cost book {book.name}, read on {book.read_on} from", book.source)
 
 

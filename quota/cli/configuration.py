@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quota.cli.options import PATH, apart, config_option, format_option
-from quota.cli.output import fail_each, print_json, print_rich, render_parts, say, unwound
+from quota.cli.output import fail_each, print_as, print_parts, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
 from quota.common.text import listed, many
@@ -84,7 +84,7 @@ def init(path: str, force: bool, api: str | None, full: bool) -> None:
 @click.option("--show", is_flag=True, help="Only print each value in force, and its source.")
 @format_option
 @config_option
-def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
+def check_(schema: bool, show: bool, form: str, config: str | None) -> int:
     """Check the configuration for errors and surprises. Exit with 78 on an error.
 
     It also opens the ledger. It warns if the ledger does not answer or accepts no charges, or if the state folder
@@ -109,9 +109,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
         from quota.settings.origins import in_force
 
         settings, values = in_force(config)
-        if as_json:
-            print_json({"config": settings.source, "values": [value.as_json() for value in values]})
-        else:
+        if not print_as(form, {"config": settings.source, "values": [value.as_json() for value in values]}):
             say(f"# {settings.source}", *map(str, values))
         return 0
     from quota.cli.doctor import check
@@ -147,7 +145,7 @@ def check_(schema: bool, show: bool, as_json: bool, config: str | None) -> int:
             if left_out:
                 say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
 
-    return _tell(settings.source, findings, as_json, shown, ConfigError.exit_status)
+    return _tell(settings.source, findings, form, shown, ConfigError.exit_status)
 
 
 def _is_readable(credential: CredentialSettings) -> bool:
@@ -159,11 +157,9 @@ def _is_readable(credential: CredentialSettings) -> bool:
     return False
 
 
-def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callable[[], None], on_error: int) -> int:
+def _tell(source: str, findings: Sequence[Finding], form: str, shown: Callable[[], None], on_error: int) -> int:
     """Print findings, for people as `shown` does. Returns the exit status: `on_error` if there is an error."""
-    if as_json:
-        print_json({"config": source, "findings": [finding.as_json() for finding in findings]})
-    else:
+    if not print_as(form, {"config": source, "findings": [finding.as_json() for finding in findings]}):
         shown()
     return on_error if any(finding.level == "error" for finding in findings) else 0
 
@@ -175,7 +171,7 @@ def _tell(source: str, findings: Sequence[Finding], as_json: bool, shown: Callab
 @click.option("--project", "projects", metavar="P", multiple=True, help="With --acl: only the rights for this project.")
 @format_option
 @config_option
-def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], as_json: bool, config: str | None) -> int:
+def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], form: str, config: str | None) -> int:
     """Examine the ledger, this machine and the keys. Exit with 1 on an error.
 
     Each line is one finding. If something is wrong, the line says what to do. `quota check` examines the configuration.
@@ -199,8 +195,7 @@ def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], as
 
     if acl:
         lines = acl_lines(load_settings(config), projects)
-        if as_json:
-            print_json({"acl": lines})
+        if print_as(form, {"acl": lines}):
             return 0
         say(*lines)
         say("In a users.acl, write `user` for `ACL SETUSER`.", err=True)
@@ -210,9 +205,7 @@ def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], as
         return 0
     with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = examine(session, call=call, notify=notify)
-    return _tell(
-        session.settings.source, findings, as_json, lambda: print_rich(render_parts(finding_parts(findings))), 1
-    )
+    return _tell(session.settings.source, findings, form, lambda: print_parts(finding_parts(findings)), 1)
 
 
 # -- init: the keys that most people need ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import PATH, call_options, config_option, credential_option, format_option
-from quota.cli.output import fail, opened, print_json, print_rich, render_parts, say, temporary_folder, unprinted
+from quota.cli.output import fail, opened, print_as, print_parts, say, temporary_folder, unprinted
 from quota.common.files import read_named
 from quota.common.text import listed, many, number_in, show
 from quota.decision import Decision
@@ -77,40 +77,37 @@ def peek(**call: Any) -> int:
     return _decide(commit=False, **call)
 
 
-def _decide(*, commit: bool, credential: str | None, config: str | None, as_json: bool, **call: Any) -> int:
-    with opened(config, err=as_json) as session:
+def _decide(*, commit: bool, credential: str | None, config: str | None, form: str, **call: Any) -> int:
+    with opened(config, err=form == "json") as session:
         budget = session.budget(credential)
         with units_instead():
             decision = (budget.charge if commit else budget.peek)(**call)
-        return _show([decision], decision.as_json() if as_json else None, f"the charge stands, its id is {decision.id}")
+        return _show([decision], form, decision.as_json(), f"the charge stands, its id is {decision.id}")
 
 
-def _charge_together(
-    *, file: str, credential: str | None, job: str, region: str, config: str | None, as_json: bool
-) -> int:
+def _charge_together(*, file: str, credential: str | None, job: str, region: str, config: str | None, form: str) -> int:
     name, lines = read_calls(file)
-    with opened(config, err=as_json) as session:
+    with opened(config, err=form == "json") as session:
         budget = session.budget(credential)
         check_name("job", job)
         with units_instead("METHOD UNITS"):
             decisions = budget.charge_many(_calls(name, lines, budget, job), job=job, region=region)
-        data = [decision.as_json() for decision in decisions] if as_json else None
-        return _show(decisions, data, f"the charges stand, their ids are {decisions[0].id} to {decisions[-1].id}")
+        data = [decision.as_json() for decision in decisions]
+        return _show(decisions, form, data, f"the charges stand, their ids are {decisions[0].id} to {decisions[-1].id}")
 
 
-def _show(decisions: Sequence[Decision], data: object, stands: str) -> int:
-    """Print one decision, or those of calls that were charged together; as JSON if there is `data`. Returns the exit
-    status. Call it before the session ends: then the session reports a refusal to the ledger, and may wait for it."""
+def _show(decisions: Sequence[Decision], form: str, data: object, stands: str) -> int:
+    """Print one decision, or those of calls that were charged together. Returns the exit status. Call it before the
+    session ends: then the session reports a refusal to the ledger, and may wait for it."""
     first, status = decisions[0], decision_status(decisions[0])
-    if data is not None:
-        print_json(data)
-    elif first.admitted:
+    in_json = print_as(form, data)
+    if first.admitted and not in_json:
         say(*(decision.sentence() + (f"; id {decision.id}" if decision.id else "") for decision in decisions))
         if len(decisions) > 1:
             units = many(sum(decision.cost_units for decision in decisions), "unit")
             say(f"{many(len(decisions), 'call')}, {units} charged together; {first.left()} left after all of them")
     # The JSON says why a budget refuses, but not what is wrong with the ledger or the configuration.
-    if not first.admitted and (data is None or status != Refused.exit_status):
+    if not first.admitted and (not in_json or status != Refused.exit_status):
         fail(first.sentence())
     unprinted(stands if first.id else "")
     return status
@@ -384,7 +381,7 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
     if methods:
         rows = [(method, *(f"{number:,}" for number in row)) for method, row in methods.items()]
         headings = ("method", *Spent._fields)
-        print_rich(render_parts([Table(headings, rows, numbers=range(1, len(headings)))]), err=True)
+        print_parts([Table(headings, rows, numbers=range(1, len(headings)))], err=True)
     line = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
     if not had_python:
         line += "; no Python ran that quota can instrument"
@@ -429,7 +426,7 @@ BURSTS = (
 
 @click.command("prove", short_help="Show that a fixed window overspends at midnight.")
 @format_option
-def prove(as_json: bool) -> None:
+def prove(form: str) -> None:
     """Show that a fixed window can admit twice its limit, and a sliding window cannot.
 
     It charges the same bursts around midnight to both windows, in memory.
@@ -444,8 +441,7 @@ def prove(as_json: bool) -> None:
         spent = [(row["offset_ms"], row[f"{window}_units"]) for row in rows]
         of_days = [sum(units for ms, units in spent if end_ms - DAY_MS < ms <= end_ms) for end_ms, _ in spent]
         peaks[f"{window}_peak_units"] = max(of_days)  # the most in any 24 hours
-    if as_json:
-        print_json({"limit_units": LIMIT_UNITS, **peaks, "rows": rows})
+    if print_as(form, {"limit_units": LIMIT_UNITS, **peaks, "rows": rows}):
         return
     limit = many(LIMIT_UNITS, "unit")
     click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")

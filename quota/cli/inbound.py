@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from quota.cli.options import Group, config_option, format_option, limit_option, textfile_option
-from quota.cli.output import print_json, print_rich, render_parts, say
+from quota.cli.output import print_as, print_parts, say
 from quota.common.clock import moment, rfc3339
 from quota.common.text import members, nearest, show
 from quota.errors import QuotaError, StorageAway
@@ -42,7 +42,7 @@ def inbound() -> None:
 @textfile_option
 @format_option
 @config_option
-def status(textfile: str | None, as_json: bool, config: str | None) -> None:
+def status(textfile: str | None, form: str, config: str | None) -> None:
     """Show each rule, how its requests ended, and how many identities it counts.
 
     Your application's workers store their counts every 10 s. If the storage does not answer, the exit status is 69,
@@ -61,11 +61,9 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
         _write(textfile, storage, exposition(None))
         raise
     _write(textfile, storage, exposition(report))
-    if as_json:
-        print_json({"storage": storage.label, "rules": [_as_json(rule, report) for rule in rules.rules]})
-        return
-    print_rich(render_parts([_table(rules.rules, report)]))
-    say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
+    data = {"storage": storage.label, "rules": [_as_json(rule, report) for rule in rules.rules]}
+    if not print_as(form, data, parts=[_table(rules.rules, report)]):
+        say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
 
 
 @inbound.command(short_help="Show a rule's most frequent clients, by hashed identity.")
@@ -73,7 +71,7 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
 @limit_option(default=10, most=1_000)
 @format_option
 @config_option
-def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
+def top(rule: str, limit: int, form: str, config: str | None) -> None:
     """Show the heaviest users of a rule, by hashed identities.
 
     The hash does not reveal the identity. It changes every day (`counter`) or with `quota inbound rotate`
@@ -89,17 +87,17 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
     if chosen is None:
         raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [each.name for each in rules.rules])}")
     consumers = storage.top(chosen.policy, limit) if is_there(rules) else []
-    if as_json:
-        identities = [
-            {"name": name, "used": used, "limit": held.number, "window_ms": held.window_ms}
-            for name, used, held in consumers
-        ]
-        print_json({"rule": chosen.name, "identities": identities})
-    elif consumers:
+    identities = [
+        {"name": name, "used": used, "limit": held.number, "window_ms": held.window_ms}
+        for name, used, held in consumers
+    ]
+    if print_as(form, {"rule": chosen.name, "identities": identities}):
+        return
+    if consumers:
         rows = [
             (name, f"{used:,}", f"{held.number:,}", format_duration(held.window_ms)) for name, used, held in consumers
         ]
-        print_rich(render_parts([Table(("identity", "used", "limit", "window"), rows, numbers=(1, 2))]))
+        print_parts([Table(("identity", "used", "limit", "window"), rows, numbers=(1, 2))])
     else:
         window = format_duration(chosen.policy.longest.window_ms)
         say(f"rule {chosen.name} has counted no request since its window of {window} began")
@@ -108,7 +106,7 @@ def top(rule: str, limit: int, as_json: bool, config: str | None) -> None:
 @inbound.command(short_help="Change the salt of identity hashes (algorithms gcra, log).")
 @format_option
 @config_option
-def rotate(as_json: bool, config: str | None) -> None:
+def rotate(form: str, config: str | None) -> None:
     """Give the algorithms `gcra` and `log` a new salt for the hashes of identities, effective in one minute.
 
     The salt of `counter` changes every day by itself. A new salt resets no limit: a refused visitor stays refused.
@@ -121,9 +119,7 @@ def rotate(as_json: bool, config: str | None) -> None:
     if not is_there(rules):
         raise QuotaError(f"{storage.label} does not exist yet: no request was counted, so there is no salt to change")
     from_ms = storage.rotate()
-    if as_json:
-        print_json({"storage": storage.label, "from": rfc3339(from_ms)})
-    else:
+    if not print_as(form, {"storage": storage.label, "from": rfc3339(from_ms)}):
         say(f"identities get new names in windows that begin at {moment(from_ms)} or later")
 
 

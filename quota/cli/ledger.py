@@ -10,7 +10,7 @@ import click
 
 import quota
 from quota.cli.options import Group, apart, config_option, dry_run_option, format_option, yes_option
-from quota.cli.output import can_ask, confirmed, naming_allowances, now_and_then, print_json, say
+from quota.cli.output import can_ask, confirmed, naming_allowances, now_and_then, print_as, say
 from quota.common.clock import host_clock, rfc3339, stamp
 from quota.common.files import make_folder
 from quota.common.text import listed, many, members
@@ -48,7 +48,7 @@ def ledger() -> None:
 @yes_option
 @format_option
 @config_option
-def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
+def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form: str, config: str | None) -> int:
     """Move the ledger at the url OLD to the url NEW, with its history.
 
     It moves the projects of this configuration. OLD closes when the move starts; NEW opens when everything is copied.
@@ -76,19 +76,18 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
             projects = _held(source, target) or projects
         steps = plan_move(source, target, projects)
         if dry_run:
-            _show_steps(source, target, steps, as_json=as_json)
+            _show_steps(source, target, steps, form)
             return 0
         if not confirmed(f"Move {listed(projects)} from {source.label} to {target.label}?", yes=yes):
-            say("nothing was changed", err=as_json)
+            say("nothing was changed", err=form == "json")
             return 1
         moved = _carry_out(source, target, steps)
         left = _others(source, target, projects)
     finally:
         source.close()
         target.close()
-    if as_json:
-        rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in moved]
-        print_json({"old": source.label, "new": target.label, "projects": rows})
+    rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in moved]
+    if print_as(form, {"old": source.label, "new": target.label, "projects": rows}):
         return 0
     say(*(_line_of(source, target, project) for project in moved))
     if left:
@@ -109,18 +108,15 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, as_js
     return 0
 
 
-def _show_steps(source: Log, target: Log, steps: Sequence[Step], *, as_json: bool) -> None:
+def _show_steps(source: Log, target: Log, steps: Sequence[Step], form: str) -> None:
     """Print the steps of a move."""
-    if as_json:
-        rows = [
-            {"project": step.project, "outcome": _OUTCOMES[step.kind], "charges": charges_in(source, step.project)}
-            for step in steps
-        ]
-        print_json({"old": source.label, "new": target.label, "dry_run": True, "projects": rows})
+    charges = {step.project: charges_in(source, step.project) for step in steps}
+    rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": charges[x.project]} for x in steps]
+    if print_as(form, {"old": source.label, "new": target.label, "dry_run": True, "projects": rows}):
         return
     says = {"nothing": "holds nothing", "moved already": f"moved already to {target.label}"}
     for step in steps:
-        would = f"{many(charges_in(source, step.project), 'charge')} would move to {target.label}"
+        would = f"{many(charges[step.project], 'charge')} would move to {target.label}"
         say(f"project {step.project}: {says.get(step.kind, would)}")
     say("nothing was changed")
 
@@ -202,7 +198,7 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 @click.option("--yes", is_flag=True, help="Do it without asking. Required without a terminal.")
 @format_option
 @config_option
-def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
+def repair(dry_run: bool, yes: bool, form: str, config: str | None) -> int:
     """Redate charges that a wrong clock dated in the future.
 
     First set the clock right. A future-dated charge counts too long, and every charge made after it gets an even later
@@ -225,25 +221,24 @@ def repair(dry_run: bool, yes: bool, as_json: bool, config: str | None) -> int:
         there_ms = log.now_ms()
         repairs.check_clocks(there_ms, host_clock())
         needs_repair = any(ahead.needs_repair for ahead in ahead_of.values())
-        if not as_json and not yes:
+        if form == "text" and not yes:
             _show_ahead(log, there_ms, ahead_of, yes=False)
         asks = needs_repair and not dry_run and not yes and can_ask()
         does = yes or (asks and confirmed("If the ledger's clock is right: repair the ledger?", yes=False))
         for project in projects if does else ():
             repairs.repair(log, project, host_clock())
-    if as_json:
-        rows = [
-            {
-                "project": project,
-                "newest": rfc3339(ahead.newest_ms) if ahead.newest_ms else None,
-                **members(ahead, "charges units exhaustions claims"),
-            }
-            for project, ahead in ahead_of.items()
-        ]
-        print_json({"ledger": log.label, "at": rfc3339(there_ms), "repaired": does, "projects": rows})
-    elif does:
+    rows = [
+        {
+            "project": project,
+            "newest": rfc3339(ahead.newest_ms) if ahead.newest_ms else None,
+            **members(ahead, "charges units exhaustions claims"),
+        }
+        for project, ahead in ahead_of.items()
+    ]
+    print_as(form, {"ledger": log.label, "at": rfc3339(there_ms), "repaired": does, "projects": rows})
+    if form == "text" and does:
         _show_ahead(log, there_ms, ahead_of, yes=True)
-    else:
+    elif form == "text":
         hint = " If the ledger's clock is right: quota ledger repair --yes" if needs_repair and not asks else ""
         say(f"Nothing was changed.{hint}")
     return int(asks and not does)

@@ -77,18 +77,14 @@ yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
 
 
 def _formats(*formats: str, short: str = "The same as --format json.") -> Callable[[F], F]:
-    """`--format`, whose default is the first of these, and `--json`, its short form. The command gets `as_json`, and
-    `as_csv` where there are three."""
+    """`--format`, whose default is the first of these, and `--json`, its short form. The command gets the `form`."""
 
     def decorate(command: Any) -> Any:
         @wraps(command)
         def with_format(*, form: str | None, as_json: bool, **rest: Any) -> Any:
             if as_json and form not in (None, "json"):
                 raise click.UsageError(f"--json is --format json; leave --json or --format {form} out")
-            form = "json" if as_json else form or formats[0]
-            if {"text", "csv"} <= {*formats}:
-                rest["as_csv"] = form == "csv"
-            return command(as_json=form == "json", **rest)
+            return command(form="json" if as_json else form or formats[0], **rest)
 
         with_format = click.option("--json", "as_json", is_flag=True, help=short)(with_format)
         what = f"What to print.  [default: {formats[0]}]"

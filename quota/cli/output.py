@@ -55,11 +55,29 @@ def json_text(data: object, indent: int | None = None) -> str:
     return text
 
 
-def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """CSV on stdout: a header, and a line for each row."""
-    write_row = csv_writer(sys.stdout, columns)
-    for row in rows:
-        write_row(row)
+def print_as(
+    form: str,
+    data: object,
+    columns: Sequence[str] = (),
+    rows: Iterable[Mapping[str, Any]] = (),
+    parts: Iterable[Part] | None = None,
+) -> bool:
+    """Print a report in a form of --format: its `data` as JSON, its `rows` as CSV with a header, or its `parts`, if
+    any. Returns False if it is for people: the caller may have more for them."""
+    if form == "json":
+        print_json(data)
+    elif form == "csv":
+        write_row = csv_writer(sys.stdout, columns)
+        for row in rows:
+            write_row(row)
+    elif parts is not None:
+        print_parts(parts)
+    return form != "text"
+
+
+def print_parts(parts: Iterable[Part], *, err: bool = False) -> None:
+    """Lines and tables for people."""
+    print_rich(render_parts(parts), err=err)
 
 
 def can_ask() -> bool:

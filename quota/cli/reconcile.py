@@ -9,7 +9,7 @@ import click
 
 import quota
 from quota.cli.options import config_option, dry_run_option, format_option, only_credential_option
-from quota.cli.output import fail, print_json, print_rich, render_parts, unprinted
+from quota.cli.output import fail, print_as, unprinted
 from quota.common.clock import moment, rfc3339, stamp
 from quota.common.text import many, members, spell
 from quota.errors import BadAnswer, ConfigError
@@ -32,7 +32,7 @@ DRIFT_PERCENT = 5
 @only_credential_option
 @format_option
 @config_option
-def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> int:
+def reconcile_(dry_run: bool, checks: bool, credential: str | None, form: str, config: str | None) -> int:
     """Raise our count to the provider's if that is higher.
 
     It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
@@ -60,11 +60,8 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
                 fail(f"{chosen.name}: {error}")
         if failed and not results:
             return failed
-        if as_json:
-            print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
-        else:
-            for result in results:
-                print_rich(render_parts(reconciled_parts(result, dry_run=dry_run)))
+        parts = (part for result in results for part in reconciled_parts(result, dry_run=dry_run))
+        print_as(form, {"dry_run": dry_run, "projects": [result.as_json() for result in results]}, parts=parts)
         if session.settings.notify is not None and not dry_run:
             from quota.reports.notify import notify
 

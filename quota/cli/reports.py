@@ -27,16 +27,14 @@ from quota.cli.options import (
     rows_format_option,
 )
 from quota.cli.output import (
-    FirstThatFits,
     fail,
-    layouts,
     new_console,
     now_and_then,
     opened,
     output_lost,
-    print_csv,
+    print_as,
     print_json,
-    print_rich,
+    print_parts,
     render_parts,
     say,
     unprinted,
@@ -64,7 +62,7 @@ from quota.reports.status import Status, all_jobs, read_status, unread_json
 from quota.rules.entry import others_units
 from quota.rules.spent import Spent
 from quota.session import Session, projects_of
-from quota.wording import Line, Table, charge_parts, jobs_alone, refusal_parts, status_parts
+from quota.wording import Line, Part, Table, charge_parts, jobs_alone, refusal_parts, status_parts
 
 WATCH_S = 2
 
@@ -84,7 +82,7 @@ T = TypeVar("T")
 @clock_option
 @format_option
 @config_option
-def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str | None) -> int:
+def status(watch: bool, checks: bool, at: str | None, form: str, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
     OPEN: the cheapest call would be admitted now and, if you have jobs, a job could go on. FULL: a limit is used up
@@ -102,18 +100,19 @@ def status(watch: bool, checks: bool, at: str | None, as_json: bool, config: str
     """
     apart(watch=watch, check=checks)
     apart(watch=watch, clock=at)
+    as_json = form == "json"
     if at is not None:
         from quota.cli.rehearsal import rehearsed
 
         with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
             current, shown = _status_now(copy, as_json, here=False)
-            return _print_status(current, {"rehearsal": True, **shown} if as_json else shown, checks)
+            return _print_status(current, {"rehearsal": True, **shown} if as_json else shown, form, checks)
     with opened(config, err=True) if as_json else quota.open(config) as session:
         if watch:
             _watch(session, as_json)
             return 0
         current, shown = _status_now(session, as_json, now_and_then() if sys.stderr.isatty() else None)
-        return _print_status(current, shown, checks)
+        return _print_status(current, shown, form, checks)
 
 
 def _status_now(
@@ -129,12 +128,9 @@ def _status_now(
     return current, current.as_json() if as_json else [*status_parts(current)]
 
 
-def _print_status(current: Status | LedgerError, shown: Any, checks: bool) -> int:
+def _print_status(current: Status | LedgerError, shown: Any, form: str, checks: bool) -> int:
     """Print a status, or what is known without the ledger. Returns the exit status."""
-    if isinstance(shown, dict):
-        print_json(shown)
-    else:
-        print_rich(render_parts(shown))
+    print_as(form, shown, parts=shown)
     if isinstance(current, LedgerError):
         raise current
     if not checks:
@@ -146,25 +142,25 @@ def _print_status(current: Status | LedgerError, shown: Any, checks: bool) -> in
 def _watch(session: Session, as_json: bool) -> None:
     """Show the status again and again, until nobody reads it."""
 
-    def render() -> Any:
+    def parts() -> list[Part]:
         current, shown = _status_now(session, as_json=False)
         why = [Line(f"{stamp(host_clock())}: {current}")] if isinstance(current, LedgerError) else []
-        return render_parts([*why, *shown])
+        return [*why, *shown]
 
     if as_json or not sys.stdout.isatty():
         while output_lost() is None:
             if as_json:
                 print_json(_status_now(session, as_json)[1], indent=None)
             else:
-                print_rich(render())
+                print_parts(parts())
             time.sleep(WATCH_S)
         return
     from rich.live import Live
 
-    with Live(render(), console=new_console(), auto_refresh=False, screen=True) as live:
+    with Live(render_parts(parts()), console=new_console(), auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(WATCH_S)
-            live.update(render(), refresh=True)
+            live.update(render_parts(parts()), refresh=True)
 
 
 @click.command()
@@ -182,8 +178,7 @@ def spend(
     job: str | None,
     bought: bool,
     credential: str | None,
-    as_json: bool,
-    as_csv: bool,
+    form: str,
     config: str | None,
 ) -> None:
     """Show who spent the budget: charges and units, largest first.
@@ -210,24 +205,20 @@ def spend(
             raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
     since_ms = duration_ms("--since", since)
     if bought:
-        _show_bought(since, since_ms, job, limit, as_json=as_json, as_csv=as_csv, config=config)
+        _show_bought(since, since_ms, job, limit, form, config)
         return
-    with opened(config, err=as_json or as_csv) as session:
+    with opened(config, err=form != "text") as session:
         projects = projects_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        charged, local = [session.project(c.name) for c in projects.values()], not (as_json or as_csv)
+        charged, local = [session.project(c.name) for c in projects.values()], form == "text"
         spending = read_spending(charged, fields, start_ms, job=job, local=local)
         others = 0 if job is not None else sum(_upstream_units(session.budget(c.name)) for c in projects.values())
         spending = spending._replace(most=limit, upstream_units=others)
-    if as_json:
-        print_json(spending.as_json())
-        return
-    if as_csv:
-        print_csv(spending.columns, spending.rows_json())
+    if print_as(form, spending.as_json(), spending.columns, spending.rows_json()):
         return
     cut = spending.since_ms > start_ms
     if spending.rows:
-        print_rich(FirstThatFits(layouts(_spending_table(spending))))
+        print_parts([_spending_table(spending)])
     else:
         like = "" if job is None else "like that "
         when = f"since {moment(spending.since_ms)}" if cut else f"in the last {since}"
@@ -295,20 +286,15 @@ def _upstream_units(budget: Budget) -> int:
     return max((others_units(project.others(view)) for view in views), default=0)
 
 
-def _show_bought(
-    since: str, since_ms: int, job: str | None, limit: int | None, *, as_json: bool, as_csv: bool, config: str | None
-) -> None:
+def _show_bought(since: str, since_ms: int, job: str | None, limit: int | None, form: str, config: str | None) -> None:
     from importlib.metadata import entry_points
 
     start_ms = max(0, host_clock() - since_ms)
-    with opened(config, err=as_json or as_csv) as session:
+    with opened(config, err=form != "text") as session:
         rows = [row for point in entry_points(group="quota.bought") for row in point.load()(session, start_ms)]
     rows = [row for row in rows if job in (None, row.job)][:limit]
-    if as_json:
-        print_json({"since": rfc3339(start_ms), "bought": [row._asdict() for row in rows]})
-        return
-    if as_csv:
-        print_csv(Bought._fields, (row._asdict() for row in rows))
+    in_json = [row._asdict() for row in rows]
+    if print_as(form, {"since": rfc3339(start_ms), "bought": in_json}, Bought._fields, in_json):
         return
     if not rows:
         say(f"nothing was fetched in the last {since}")
@@ -323,7 +309,7 @@ def _show_bought(
         )
         for row in rows
     ]
-    print_rich(render_parts([Table(headings, cells, numbers=range(2, len(headings)))]))
+    print_parts([Table(headings, cells, numbers=range(2, len(headings)))])
     say(*stands_out(rows))
 
 
@@ -345,8 +331,7 @@ def log(
     method: str | None,
     refused: bool,
     credential: str | None,
-    as_json: bool,
-    as_csv: bool,
+    form: str,
     config: str | None,
 ) -> None:
     """Show individual charges with their ids, newest last.
@@ -361,7 +346,7 @@ def log(
       quota log --refused --limit 5
     """
     since_ms = duration_ms("--since", since)
-    with opened(config, err=as_json or as_csv) as session:
+    with opened(config, err=form != "text") as session:
         chosen = projects_of(session, credential)
         projects = [session.project(c.name) for c in chosen.values()]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
@@ -370,7 +355,6 @@ def log(
             named = chosen[project].book.canonical
             return job in (None, of_job) and (method is None or named(method) == named(of_method))
 
-        form = {"as_json": as_json, "as_csv": as_csv}
         begin = None if limit is None else -limit
         refusals: list[KeptRefusal] = []
         if refused:
@@ -378,14 +362,14 @@ def log(
             kept = (refusal for project in projects for refusal in read_refusals(project))
             refusals = [x for x in kept if x.at_ms >= start_ms and is_wanted(x.project, x.job, x.method)]
             refusals.sort(key=lambda refusal: refusal.at_ms)
-            printed = _print_rows(refusals[begin:], REFUSAL_FIELDS, _refusal_json, _refusals_table, **form)
+            printed = _print_rows(refusals[begin:], form, REFUSAL_FIELDS, _refusal_json, _refusals_table)
         else:
             whole_ms = max(map(whole_since_ms, projects))
             rows = read_charges(projects, start_ms)
             charges = [row for row in rows if is_wanted(row[0], row[2].job, row[2].method)]
             table = partial(_charges_table, several=len(projects) > 1)
-            printed = _print_rows(charges[begin:], CHARGE_FIELDS, _charge_json, table, **form)
-    if as_json or as_csv:
+            printed = _print_rows(charges[begin:], form, CHARGE_FIELDS, _charge_json, table)
+    if form != "text":
         return
     if not printed:
         like = "" if job is None is method else "like that "
@@ -400,26 +384,24 @@ def log(
 
 def _print_rows(
     rows: Sequence[T],
+    form: str,
     fields: Sequence[str],
     in_json: Callable[[T], Mapping[str, Any]],
     table: Callable[[Sequence[T]], Table],
-    *,
-    as_json: bool,
-    as_csv: bool,
 ) -> int:
     """Print rows as CSV, as lines of JSON, or in tables, until nobody reads them. Returns the number of rows."""
-    if as_csv:
-        print_csv(fields, map(in_json, rows))
+    if form == "csv":
+        print_as(form, None, fields, map(in_json, rows))
         return len(rows)
     for first in range(0, len(rows), TABLE_ROWS):
         if output_lost() is not None:
             break
         some = rows[first : first + TABLE_ROWS]
-        if as_json:
+        if form == "json":
             for row in some:
                 print_json(in_json(row), indent=None)
         else:
-            print_rich(render_parts([table(some)]))
+            print_parts([table(some)])
     return len(rows)
 
 
@@ -499,7 +481,7 @@ def _refusals_table(refusals: Sequence[KeptRefusal]) -> Table:
 @format_option
 @config_option
 def explain(
-    charge_id: str | None, last: bool, job: str | None, credential: str | None, as_json: bool, config: str | None
+    charge_id: str | None, last: bool, job: str | None, credential: str | None, form: str, config: str | None
 ) -> None:
     """Explain the last refusal, or the charge with this ID.
 
@@ -522,10 +504,10 @@ def explain(
         raise click.UsageError(
             f"ID explains a charge, and {'--last' if job is None else '--job'} a refusal; leave one out"
         )
-    with opened(config, err=as_json) as session:
+    with opened(config, err=form == "json") as session:
         if charge_id is not None:
             charge = explain_charge(session, charge_id, credential)
-            data, text = charge.as_json(), render_parts(charge_parts(charge))
+            data, parts = charge.as_json(), charge_parts(charge)
         else:
             refusal = explain_refusal(session, credential, job)
             unheard = unreported(session, credential, job, 0 if refusal is None else refusal.kept.at_ms)
@@ -538,11 +520,8 @@ def explain(
                 )
             if unheard:
                 fail(f"{unheard}; the last refusal that the ledger has:")
-            data, text = refusal.as_json(), render_parts(refusal_parts(refusal))
-    if as_json:
-        print_json(data)
-    else:
-        print_rich(text)
+            data, parts = refusal.as_json(), refusal_parts(refusal)
+    print_as(form, data, parts=parts)
 
 
 @click.command()
