@@ -53,7 +53,7 @@ _ACCENTS = (
     "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"  # any script's
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0640"  # Arabic vowels
-    "\u093c"  # the dot of Devanagari
+    "\u093c\u0a3c"  # the dot of Devanagari and Gurmukhi
     "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variants of a glyph: the heart in colour or not
     "\u00ad\u061c\u200b\u200d-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"  # how a line breaks and runs: invisible
     "]+"
@@ -74,18 +74,20 @@ _DIGIT = r"[^\D\x00-\x7f]"
 
 _TYPED = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "ǽ": "ae", "Ǽ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH"}
-    | dict(zip("øØǿǾłŁđĐħĦŧŦðÐəƏɓƁɗƊƙƘƴƳ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDeEbBdDkKyYinN\u0433Г#", strict=True))
+    | dict(zip("øØǿǾłŁđĐħĦŧŦðÐəƏɓƁɗƊƙƘƴƳɔƆɛƐ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDeEbBdDkKyYoOeEinN\u0433Г#", strict=True))
     | dict.fromkeys("\u02b9\u02bb\u02bc\u02bd\u02be\u02bf", "'")  # Hawai\u02bbi, o\u02bbzbek
     | dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz", strict=True))
     | {chr(first + n): chr(ord("A") + n) for first in (0x1F150, 0x1F170) for n in range(26)}  # white on black
-    # Arabic, Persian, Urdu
-    | dict(zip("\u0671\u0649\u06cc\u06a9\u0629\u06c1", "\u0627\u064a\u064a\u0643\u0647\u0647", strict=True))
+    # Arabic, Persian, Urdu, Kurdish; Hindi
+    | dict(zip("\u0671\u0649\u06cc\u06a9", "\u0627\u064a\u064a\u0643", strict=True))
+    | dict.fromkeys("\u0629\u06be\u06c0\u06c1\u06c2\u06c3\u06d5", "\u0647")
+    | {"\u0901": "\u0902"}
 )
 """What people type for letters that Unicode does not decompose."""
 
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
-_ALONE = r"(?<!\S)[$+#<=>^~]{1,3}(?!\S)"  # a longer row is a ruler
+_ALONE = r"(?<!\S)(?:[$+#<=>^~]{1,3}(?!\S)|[$#](?=\d))"  # also in $100; a longer row is a ruler
 _AT_A_WORD = r"(?:\+{2,3}(?!\+)|[+#♭%](?![A-Za-z+#♭%]))"  # C++, F#, C++17; no part of an address
 _WITH_A_DOT = r"(?<!\.)\.([A-Za-z]\w*)"
 

@@ -187,9 +187,8 @@ def test_no_input_is_query_syntax(store: Store) -> None:
         # Inside a script without spaces.
         ("東京タワーから見る夜景", ["東京", "タワー", "夜景", "見る", "京"], ["京東", "タワ夜"]),
         ("𠮷野家へ 서울에서 먹방", ["𠮷野", "𠮷", "서울", "먹방", "에서 먹"], ["吉野", "울서"]),
-        ("เที่ยวกรุงเทพวันนี้ดีมาก", ["กรุงเทพ", "วันนี้", "ดี"], ["ดา", "ทเ"]),
-        ("မင်္ဂလာပါကမ္ဘာ", ["ကမ္ဘာ", "လာ"], ["ကဘ"]),
-        ("हिन्दी दिल", ["हिन्दी", "दिल", "दि*"], ["दल", "हद"]),  # the vowels are part of the word
+        ("เที่ยวกรุงเทพวันนี้ดีมาก မင်္ဂလာပါကမ္ဘာ", ["กรุงเทพ", "วันนี้", "ดี", "ကမ္ဘာ", "လာ"], ["ดา", "ทเ", "ကဘ"]),
+        ("हिन्दी दिल माँ", ["हिन्दी", "दिल", "दि*", "मां"], ["दल", "हद"]),  # the vowels are part of the word
         # Symbols that stand alone are words.
         ("Goal! 🔥🔥🔥", ["🔥", "🔥🔥", "goal 🔥", "GOAL🔥"], ["🥶", "goal 🥶"]),
         ("win🫠goal", ["win", "goal", "wi*"], ["winx"]),  # SQLite's tables of letters are of 2012
@@ -200,10 +199,9 @@ def test_no_input_is_query_syntax(store: Store) -> None:
         ("Learn C++ and F#", ["c++", "C++", "F#", "c", "f"], ["C#", "F++", "c+", "++", "F♭", ".learn"]),
         ("ASP.NET, .NET 9 in E♭", [".NET", "(.net)", ".ne*", "net", "E♭", "asp net"], [".in", "A♭", "E#"]),
         ("C#入門 初心者のためのC++講座", ["C#", "c++", "c", "入門", "講座"], ["F#", "c+"]),
-        ("Pokémon+ live", ["pokémon+", "pokemon", "pokémon"], ["mon+"]),
-        ("C++프로그래밍, C++Builder", ["C++", "프로그래밍", "builder"], ["C#", "c+"]),
+        ("C++프로그래밍, C++Builder, Pokémon+", ["C++", "프로그래밍", "builder", "pokémon+"], ["C#", "c+", "mon+"]),
         ("C tutorial: https://host.example/?c#c", ["c"], ["C++", "C#"]),
-        ("÷ (Deluxe): 1 + 1 = 2, 100€, 50%", ["÷", "+", "=", "€", "100€", "50%", "50"], ["\u00d7", "$", "++", "2%"]),
+        ("÷ (Deluxe): 1 + 1 = 2, $100, 9€, 50%", ["÷", "+", "=", "€", "$", "50%", "50"], ["\u00d7", "£", "++", "2%"]),
     ],
 )
 def test_a_word_is_found_wherever_it_stands(store: Store, title: str, typed: list[str], missing: list[str]) -> None:
@@ -243,8 +241,8 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
         ("ёлка МОЙ ўсё їжа ґанок", ["елка", "ЁЛКА", "мой", "іжа", "ганок", "ўсе"], ["мои", "усё"]),
         ("Łódź Tromsø Điện Þór Œuvre Mən", ["lodz", "tromso", "DIEN", "thor", "oeuvre", "łódź", "men"], []),
         ("İstanbul \u0131rmak ᴊᴀᴢᴢ 🅵🆁🅴🅴 🅰\ufe0f", ["istanbul", "irmak", "IRMAK", "jazz", "FREE", "🅵🆁🅴🅴", "🅰"], ["🅱"]),
-        ("أحمد إلى مكتبة كـــتاب ہم ٣٤", ["احمد", "الي", "مكتبه", "كتاب", "هم", "34", "۳۴", "३४"], []),
-        ("Ɗan Ƙasa Ɓauna Ƴar o\u02bbzbek", ["dan kasa", "BAUNA", "yar", "ɗan", "o'zbek", "o\u02bczbek"], []),
+        ("أحمد إلى مكتبة كـــتاب ھم خانۀ ٣٤", ["احمد", "الي", "مكتبه", "كتاب", "ہم", "خانه", "34", "३४"], []),
+        ("Ɗan Ƙasa Ɓauna Ƴar Ɔdɔ o\u02bbzbek", ["dan kasa", "BAUNA", "yar", "ɗan", "odo", "o'zbek", "o\u02bczbek"], []),
         ("Die Straße, die Strasse", ["strasse", "straße", "STRASSE", "STRAẞE", "strass*"], ["strase"]),
     ],
 )
