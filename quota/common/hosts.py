@@ -114,12 +114,19 @@ def _old_letter(escape: re.Match[str]) -> str:
 
 
 def _plain_letters(text: str) -> str:
-    """The text without what no screen shows, and with each character and its marks in normal form NFKC. The whole text
-    at once would take the square of its marks."""
+    """The text without what no screen shows, with each character and its marks in normal form NFKC and without case.
+    The whole text at once would take the square of its marks."""
     from unicodedata import normalize  # late: few paths have other than ASCII
 
     shown = "".join([char for char in text if char.isprintable() and char != "\ufffd"])
-    return "".join([normalize("NFKC", letter) for letter in re.findall(r".\W{0,9}", shown)])
+    letters = re.findall(r".\W{0,9}", shown)
+    # upper() turns a dotless i into I. casefold() leaves the dot of a dotted I as a mark, which a plain i lacks.
+    folded = [normalize("NFKC", normalize("NFKD", letter).upper().casefold()) for letter in letters]
+    return "".join(folded).replace("\u0307", "").translate(_SLASHES)
+
+
+_SLASHES = str.maketrans("\u2044\u2215\u2216", "//\\")
+"""Slashes of mathematics, which IIS reads as plain ones."""
 
 
 def without_dots(parts: Iterable[str]) -> list[str]:
