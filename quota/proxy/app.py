@@ -51,6 +51,7 @@ from quota.proxy.asked import (
     CallerSide,
     Fields,
     UnfitError,
+    as_read,
     asked_of,
     without_hops,
 )
@@ -209,7 +210,7 @@ class Target:
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self.caller = inner._caller(chosen, (self.host,))
         self.secret_fields = tuple(filter(None, (chosen.book.key.query, *access.secret_fields)))
-        self._secret_headers = {chosen.book.key.header.lower(), *GOOGLES_HEADERS}
+        self._secret_headers = {as_read(chosen.book.key.header), *GOOGLES_HEADERS}
 
     def signed(self, asked: Asked, url: str) -> tuple[str, Fields, str | None]:
         """The URL and the header fields as they leave, and the secret in them. Waits for a token if the caller's
@@ -217,7 +218,7 @@ class Target:
         if not self.caller.signs:
             return url, asked.fields, None
         signed, own = self.caller.signed(asked.verb, url, {})
-        kept = [(name, value) for name, value in asked.fields if name not in self._secret_headers]
+        kept = [(name, value) for name, value in asked.fields if as_read(name) not in self._secret_headers]
         secret = self.caller.key
         if secret is None:  # a login; another thread may have renewed its token since
             secret = own.get("authorization", "").partition(" ")[2] or None

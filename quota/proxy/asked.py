@@ -108,12 +108,18 @@ def without_hops(fields: Iterable[tuple[str, str]], dropped: frozenset[str] = _H
     """The header fields that pass on, in small letters, without fields about one connection and without Quota- fields,
     which are between this proxy and its caller."""
     lowered = [(name.lower(), value) for name, value in fields]
-    named = {token.strip().lower() for name, value in lowered if name == "connection" for token in value.split(",")}
+    tokens = [token for name, value in lowered if name == "connection" for token in value.split(",")]
+    dropped |= {as_read(token.strip()) for token in tokens}
     return [
         (name, value)
         for name, value in lowered
-        if name not in dropped and name not in named and not name.startswith(("quota-", "x-forwarded-"))
+        if as_read(name) not in dropped and not as_read(name).startswith(("quota-", "x-forwarded-"))
     ]
+
+
+def as_read(name: str) -> str:
+    """The name of a header field in small letters, as WSGI and PHP read it: they take `_` for `-`."""
+    return name.lower().replace("_", "-")
 
 
 def check_target(path: str, query: str) -> None:
