@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from io import SEEK_END, BufferedRandom, BufferedReader, BytesIO, FileIO
 from ipaddress import ip_address
+from itertools import chain
 from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -42,10 +43,11 @@ Pointer = tuple[str, ...]
 """A place in a JSON document: `/errors/0/code` (RFC 6901) as its parts."""
 
 
-def document_in(body: bytes) -> object:
-    """The JSON in a body, as the most lenient reader takes it: invalid UTF-8 hides no number. Raises ValueError or
-    RecursionError."""
-    return json.loads(body.decode(json.detect_encoding(body), "replace"), strict=False)
+def document_in(body: bytes, of_pairs: Callable[[Any], object] | None = None) -> object:
+    """The JSON in a body, as the most lenient reader takes it: invalid UTF-8 hides no number. `of_pairs` makes an
+    object of its members. Raises ValueError or RecursionError."""
+    text = body.decode(json.detect_encoding(body), "replace")
+    return json.loads(text, strict=False, object_pairs_hook=of_pairs)
 
 
 def value_at(document: object, pointer: Pointer) -> object:
@@ -250,15 +252,29 @@ class Reserve(NamedTuple):
                 document = _document(body.content)
             except (ValueError, RecursionError):
                 unread()
-        numbers = [number for pointer in self.pointers if (number := _number(value_at(document, pointer))) is not None]
+        values = chain.from_iterable(_values_at(document, pointer) for pointer in self.pointers)
+        numbers = [number for number in map(_number, values) if number is not None]
         return max(1, max(numbers, default=self.default) + of_bytes)
 
 
 def _document(content: bytes | None) -> object:
-    """The JSON of a request. Raises ValueError or RecursionError."""
+    """The JSON of a request; an object is a tuple of its members. Raises ValueError or RecursionError."""
     if content is None or len(content) > MAX_PARSED_BYTES:
         raise ValueError("a stream, or too long")
-    return document_in(content)
+    return document_in(content, tuple)
+
+
+def _values_at(document: object, pointer: Pointer) -> Iterator[object]:
+    """All values that a server may read at a place: of a name that is there twice some read the first, and Go ignores
+    case."""
+    if not pointer:
+        yield document
+    elif isinstance(document, tuple):
+        for name, value in document:
+            if name.casefold() == pointer[0].casefold():
+                yield from _values_at(value, pointer[1:])
+    elif (item := value_at(document, pointer[:1])) is not None:
+        yield from _values_at(item, pointer[1:])
 
 
 def _number(value: object) -> int | None:
