@@ -220,9 +220,9 @@ class HostGate:
     def is_metered(self, verb: str, url: str) -> bool:
         return self.hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
 
-    def verb(self, verb: str, url: str, headers: Sent) -> str:
+    def verb(self, verb: str, url: str, headers: Sent, body: RequestBody = NO_BODY) -> str:
         """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""
-        verbs, book = self.upstream.verbs(verb, headers), self.meter.budget.book
+        verbs, book = self.upstream.verbs(verb, url, headers, body.content or b""), self.meter.budget.book
         return verbs[0] if len(verbs) == 1 else max(verbs, key=lambda verb: dearness(book, verb, self.name(verb, url)))
 
     def name(self, verb: str, url: str) -> str:
@@ -242,7 +242,7 @@ class HostGate:
         """The attempt, charged unless it is `free`; None for a host that is not metered. Raises Refused."""
         if not self.is_metered(verb, url):
             return None
-        verb = self.verb(verb, url, headers)
+        verb = self.verb(verb, url, headers, body)
         try:
             call, decision = await self._decide(verb, url, body, free=free, commit=True)
         except SessionClosedError:

@@ -19,7 +19,7 @@ from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
 from quota.clients.discovery import Routes, description, first_route, routes_of, scopes_of
@@ -177,9 +177,9 @@ class Google:
         """Whether `method` can name requests."""
         return bool(self.book.hosts) and self._routes is not None
 
-    def verbs(self, verb: str, headers: Sent) -> list[str]:
-        """The verbs by which the API may read a request with these header fields. At Google X-HTTP-Method-Override of a
-        POST replaces the verb. Raises UsageError if it does not name one, or if a field names another path."""
+    def verbs(self, verb: str, url: str, headers: Sent, body: bytes = b"") -> list[str]:
+        """The verbs by which the API may read a request. At Google X-HTTP-Method-Override of a POST replaces the verb.
+        Raises UsageError if it does not name one, or if a field names another path."""
         named = [value for name, value in _overrides(headers, by_wsgi=False) if name == _OVERRIDES[0]]
         overrides = named if verb.upper() == "POST" else []
         if len(overrides) > 1 or not all(map(str.isalpha, overrides)):
@@ -256,10 +256,14 @@ class Described(Google):
     def knows_methods(self) -> bool:
         return bool(self.book.routes)
 
-    def verbs(self, verb: str, headers: Sent) -> list[str]:
+    def verbs(self, verb: str, url: str, headers: Sent, body: bytes = b"") -> list[str]:
         if not self.book.has_session:
-            return super().verbs(verb, headers)
-        return [verb, *(value for _, value in _overrides(headers, by_wsgi=True) if value in VERBS)]
+            return super().verbs(verb, url, headers, body)
+        # A field `_method` of a query, a form or JSON may name any verb, as to Laravel and Rails.
+        sent = unquote_to_bytes(urlsplit(url).query), unquote_to_bytes(body)
+        is_named = verb.upper() == "POST" and any(b"_method" in part for part in sent)
+        named = [value for _, value in _overrides(headers, by_wsgi=True) if value in VERBS]
+        return [verb, *named, *(VERBS if is_named else ())]
 
     def continues(self, verb: str, url: str) -> bool:
         return False

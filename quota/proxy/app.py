@@ -251,8 +251,10 @@ class Passage:
         if self._target.access.is_batch(self._verb, self._url):
             raise UnfitError(501, "A batch holds several calls, each with its own price: send them one by one.")
         body = NO_BODY
-        if asked.has_body and gate.reserves(self._verb, self._url):
+        verb_by = partial(gate.verb, asked.verb, self._url, asked.fields)
+        if asked.has_body and (verb_by(RequestBody(b"_method")) != self._verb or gate.reserves(self._verb, self._url)):
             body = await self._caller.beginning()
+            self._verb = verb_by(body)
         if asked.only_peek:
             await self._tell(await self._decided(partial(gate.peek, free=self._continues), body))
             return

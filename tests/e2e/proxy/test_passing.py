@@ -44,7 +44,6 @@ def test_a_request_leaves_as_it_came_with_the_key_in_place_of_the_callers(house:
         "X-Forwarded-For": "1.2.3.4",
         "Proxy_Authorization": "Basic eDp5",
         "Quota-Job": "etl",
-        "Expect": "",
     }
     with house.open():
         assert house.ask("/things/a%2Fb/@me?x=%20y&y=1+2&x=%C3%BC&z", "PUT", b"four", sent).status == 200
