@@ -47,6 +47,9 @@ LOOK_AGAIN_S = 0.005
 WRITE_AT_ONCE = 1_000
 """The most entries of others that the journal notes at once."""
 
+_NOUNS = {"charge": "charges", "correction": "corrections", "others": "units of others", "marker": "facts"}
+"""What people call the entries of each kind. A warning names the first that was lost."""
+
 
 class StillCountingError(Exception):
     """Another process is rebuilding the log from journals, or a total has many entries to read."""
@@ -146,12 +149,14 @@ def _tell(project: Project, journal: Journal, lost: Sequence[Entry], at_ms: int)
     """Warn of entries that came back, and note the charges that the ledger had lost, if any: none if its url was
     changed. Noting may fail without harm."""
     charges, label = [entry for entry in lost if entry.kind == "charge"], project.log.label
-    before = journal.notes().ledger or label
-    say = "the ledger lost charges, and this machine put them back"
+    before, kinds = journal.notes().ledger or label, {entry.kind for entry in lost}
+    what = next((noun for kind, noun in _NOUNS.items() if kind in kinds), "entries")
+    say = f"the ledger lost {what}, and this machine put them back"
     if before != label:
-        say = f"ledger.url was changed: this machine noted charges in {before}, and they count here, too"
+        say = f"ledger.url was changed: this machine noted {what} in {before}, and they count here, too"
     units = sum(entry.units for entry in charges)
-    warn("ledger_behind", say, ledger=label, project=project.name, charges=len(charges), units=units)
+    numbers = {"charges": len(charges), "units": units} if charges else {}
+    warn("ledger_behind", say, ledger=label, project=project.name, **numbers)
     if charges and before == label:
         loss = Loss(at_ms, one_line(machine_name())[:64], len(charges), units, at_ms)
         with suppress(LedgerError):

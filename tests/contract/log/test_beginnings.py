@@ -228,7 +228,7 @@ def test_an_empty_log_gives_no_id_twice_under_an_earlier_clock(log: Log, clock: 
 
 
 def test_nobody_appends_after_a_fence_has_ended(log: Log, clock: Clock) -> None:
-    """Nor before. Its owner may have put half a log together. Whoever is next fences anew, and compares."""
+    """Nor before, nor behind a seal. Its owner may have put half a log together. The next one fences anew."""
     seen = add(log, charge())
     epoch = fence(log)
     for passed_ms in (0, LEASE_MS):
@@ -236,12 +236,7 @@ def test_nobody_appends_after_a_fence_has_ended(log: Log, clock: Clock) -> None:
         assert fence_is_over(epoch, clock.now_ms) == bool(passed_ms)
         for author in ("first", "", epoch):
             assert is_behind(log, author, seen if author else START)
-
-
-def test_a_sealed_log_is_behind_for_everybody_and_names_the_new_url(log: Log) -> None:
-    seen = add(log, charge())
-    assert log.seal(P, fence(log), "redis://elsewhere/0")
-    assert log.begin(P).epoch == "!redis://elsewhere/0"
+    assert log.seal(P, epoch, "redis://elsewhere/0")
     for author in ("first", "", "!redis://elsewhere/0"):
         assert is_behind(log, author, seen if author else START)
 

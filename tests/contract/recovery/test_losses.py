@@ -50,6 +50,16 @@ def test_each_charge_of_calls_that_were_decided_together_is_put_back(site: Site)
     assert budget.usage()[0].used_units == 50, "the journal of this machine lacks a charge"
 
 
+def test_a_loss_without_charges_says_what_came_back(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    budget = site.machine().budget(SIXTY)
+    charged = str(budget.charge("videos.list").id)
+    copy = site.place.copy()
+    budget.settle(charged, 2)
+    site.place.overwrite(copy)
+    assert budget.usage()[0].used_units == 2
+    assert "project=p: the ledger lost corrections, and this machine put them back" in caplog.text
+
+
 @pytest.mark.usefixtures("state_dir")
 def test_configurations_of_one_machine_note_what_each_of_them_charged(
     ledger_place: LedgerStorage, tmp_path: Path
