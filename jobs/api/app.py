@@ -157,7 +157,7 @@ class _Readers:
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="reader")
         self._waiting = 0
-        self._away = False
+        self.away = False
 
     async def read(self, question: Callable[[Reader], T]) -> T:
         """The result of `question` in a thread. Raises ProblemError if the store is unreadable or too many wait."""
@@ -167,15 +167,15 @@ class _Readers:
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, question)
         except StoreError as error:
-            if not self._away:
+            if not self.away:
                 logger.error("%s", line("store_away", error=error))
-            self._away = True
+            self.away = True
             raise wire.ProblemError(STORE_AWAY) from None
         finally:
             self._waiting -= 1
-        if self._away:
+        if self.away:
             logger.warning("%s", line("store_back"))
-        self._away = False
+        self.away = False
         return answer
 
     def _ask(self, question: Callable[[Reader], T]) -> T:
@@ -195,7 +195,7 @@ class _Api:
         self.store = _Readers(settings.store.url)
         self._examining = asyncio.Lock()
         self._examined: tuple[int, dict[str, object]] = (503, {})
-        self._examined_s = -KEPT_S
+        self._examined_s, self._was_away = -KEPT_S, False
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor", needed="region")
@@ -241,11 +241,11 @@ class _Api:
         return _json(request, wire.resource(kind, row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
     async def health(self, request: Request) -> Response:
-        """The health of store and ledger, at most KEPT_S old."""
+        """The health of store and ledger, at most KEPT_S old, and no older than an outage of the store or its end."""
         _parameters(request)
         async with self._examining:
-            if elapsed_s() - self._examined_s >= KEPT_S:
-                of_store = await self._store_health()
+            if elapsed_s() - self._examined_s >= KEPT_S or self._was_away != self.store.away:
+                of_store, self._was_away = await self._store_health(), self.store.away
                 trouble = await asyncio.to_thread(ledger_trouble, self._session)
                 says = "nothing was charged yet" if trouble is None else trouble and f"{trouble}; the store is served"
                 ledger = Check("ledger", "warn" if says else "pass", says)  # the API serves the store without it

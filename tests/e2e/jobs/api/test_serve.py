@@ -277,14 +277,14 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
         asked = {"region": "DE", "limit": 10}
         token = client.get(TRENDING, params=asked).json()["nextPageToken"]
         assert token == first["nextPageToken"]  # a copy is the same store
+        assert client.get("/healthz").status_code == 200
         for name in ("videos.db", "videos.db-wal", "videos.db-shm"):
             (tmp_path / name).unlink(missing_ok=True)
         away()
         assert client.get("/healthz").status_code == 503
-        (tmp_path / "videos.db").write_bytes(b"not a database" * 100)
-        away()
-        (tmp_path / "videos.db").write_bytes(b"")
-        away()
+        for content in (b"not a database" * 100, b""):
+            (tmp_path / "videos.db").write_bytes(content)
+            away()
         (tmp_path / "videos.db").unlink()
         shutil.copy(tmp_path / "other.db", tmp_path / "videos.db")
         with closing(sqlite3.connect(tmp_path / "videos.db", isolation_level=None)) as writer:
@@ -295,9 +295,8 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
         assert ids(client.get(TRENDING, params={"region": "US", "limit": 2}).json()) == ["v3000", "v3001"]
         problem(client.get(TRENDING, params=asked), 404)  # another store, which has nothing of DE
         status, stderr = served.end(signal.SIGTERM)
-    assert status == 0
     events = [each.removeprefix("quota: ").split()[0] for each in stderr.splitlines()]
-    assert events == ["store_away", "store_back"]
+    assert (status, events) == (0, ["store_away", "store_back"])
 
 
 # -- what is asked wrongly ---------------------------------------------------------------------------------------------
