@@ -30,8 +30,8 @@ from quota.terms.limits import SLACK_MS, Calendar, View, as_long, cutoff, leaves
 MAX_LEAVING = 2_000
 """The most leaving charges that a total holds. It reads more when these have left."""
 
-READ_LEAVING = 200
-"""How many entries it reads at once to find leaving charges."""
+READ_LEAVING, MOST_AT_ONCE = 200, 5_000
+"""How many entries it reads at once to find leaving charges: at least, or as many as it has found; and at most."""
 
 MAX_SUM = 2**53
 """The most that a kept total may count. A larger number is not ours: the log is read instead."""
@@ -175,7 +175,7 @@ class RunningTotal:
         """The entries to read for the next charges to leave; None if all are known."""
         if self.leaving_to >= self.head:
             return None
-        return Wanted(self.leaving_to, self.head, READ_LEAVING)
+        return Wanted(self.leaving_to, self.head, min(max(READ_LEAVING, len(self.leaving)), MOST_AT_ONCE))
 
     def take_leaving(self, wanted: Wanted, entries: Sequence[Entry], units: Mapping[str, int]) -> None:
         """Take the wanted entries: the leaving charges, with their `units` after all corrections up to the head."""

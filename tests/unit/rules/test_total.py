@@ -42,6 +42,8 @@ def test_a_total_holds_few_charges_ready_to_leave_and_then_reads_the_next(monkey
     assert total.used_units == 3
     total.take_leaving(wanted, entries[2:4], {entries[3].key: 0})
     assert [(leaving.id, leaving.cost) for leaving in total.leaving] == [(entries[2].id, 1), (entries[3].id, 0)]
+    monkeypatch.setattr("quota.rules.total.READ_LEAVING", 1)
+    assert total.wants_leaving() == Wanted(entries[3].id, entries[4].id, 2), "as many as it has found"
 
 
 def test_what_others_used_leaves_first_or_behind_charges_that_are_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +86,7 @@ def test_a_correction_goes_by_what_its_charge_counts_here_whatever_its_author_th
     assert total.used_units == 40
     monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 1)
     entries = [charge(NOON - 1, 100), first, correction(first, 40, NOON + 1)]
-    assert total_of(DAY, entries, NOON + 1).used_units == 140, (
-        "the correction also counts once if nobody holds its charge"
-    )
+    assert total_of(DAY, entries, NOON + 1).used_units == 140, "it also counts once if nobody holds its charge"
 
 
 def test_a_clock_that_goes_back_counts_again_what_had_left() -> None:
