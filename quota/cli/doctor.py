@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import entry_points
 
 from quota.cli.output import quiet_libraries
@@ -43,7 +44,7 @@ from quota.settings.lint_books import ageing
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
 from quota.terms.costs import CostBook
-from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS
+from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, Selector
 from quota.wording import Line, Part, Tone, lost
 
 PEEKS = 20
@@ -170,18 +171,12 @@ def _in_other_buckets(session: Session) -> Iterator[Finding]:
     them. Raises LedgerError."""
     for settings in projects_of(session).values():
         project, book = session.project(settings.name), settings.book.at(host_clock())
+        misses = _misses([limit.view.selector for limit in settings.limits], book)
+        since = just_before(project.now_ms() - project.longest_ms)
         missed: dict[tuple[str, str], list[int]] = {}
-        for charge in spent(entries(project, just_before(project.now_ms() - project.longest_ms))):
-            prices = book.methods.get(charge.method, ())
-            buckets = [part.bucket for price in prices for part in price.parts]
-            if charge.bucket in buckets or not charge.units:
-                continue
-            of_call = charge.method, charge.job
-            for selector in (limit.view.selector for limit in settings.limits):
-                counts_now = any(selector.counts(bucket, *of_call) for bucket in buckets)
-                if counts_now and not selector.counts(charge.bucket, *of_call):
-                    missed.setdefault((charge.method, charge.bucket), []).append(charge.id[0])
-                    break
+        for charge in spent(x for x in entries(project, since) if misses(x.bucket, x.method, x.job)):
+            if charge.units:
+                missed.setdefault((charge.method, charge.bucket), []).append(charge.id[0])
         for (method, bucket), times in missed.items():
             yield warning(
                 f"credentials.{settings.name}.api",
@@ -189,6 +184,19 @@ def _in_other_buckets(session: Session) -> Iterator[Finding]:
                 f"elsewhere: limits there miss them until {moment(times[-1] + project.longest_ms)}",
                 "make that many fewer calls until then: upstream may count them",
             )
+
+
+def _misses(selectors: Sequence[Selector], book: CostBook) -> Callable[[str, str, str], bool]:
+    """Whether a limit counts the calls of a method and a job now, and misses their charges in this bucket. Asked once
+    for each charge of a long log, so it keeps its answers."""
+
+    @cache
+    def misses(bucket: str, method: str, job: str) -> bool:
+        buckets = [part.bucket for price in book.methods.get(method, ()) for part in price.parts]
+        missing = [selector for selector in selectors if not selector.counts(bucket, method, job)]
+        return bucket not in buckets and any(x.counts(now, method, job) for x in missing for now in buckets)
+
+    return misses
 
 
 def ask_ledger(session: Session) -> list[Finding]:
