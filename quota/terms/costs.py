@@ -96,6 +96,8 @@ class Price(NamedTuple):
     @property
     def least(self) -> Price:
         """The price of the cheapest call: a reserve may be bound to less than its default."""
+        if not self.reserved:
+            return self
         parts = [part._replace(units=part.reserve.least) if part.reserve else part for part in self.parts]
         return self._replace(parts=tuple(parts))
 
