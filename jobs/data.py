@@ -480,7 +480,7 @@ def _print(
         stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
         ended = "the next round tries it again" if (failed_ms or 0) > (completed_ms or 0) else "this round is done"
-        waits = ended if completed_ms or failed_ms else "page 1 comes next, with the next round"
+        waits = ended if completed_ms or failed_ms else "page 1 comes next"
         is_due = checkpoint.pending or checkpoint.cursor
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if is_due else waits
         complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"

@@ -66,15 +66,16 @@ class Checkpoint(NamedTuple):
 
 
 def by_rotation(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """The checkpoints of the regions that a run covers: the pending ones. If there are none, a new round begins, and a
-    run covers all.
+    """The checkpoints of the regions that a run covers: the pending ones, and with them those that no run has covered.
+    If none is pending, a new round begins, and a run covers all.
 
     Regions with a cursor come first, because their pass is older than any other. Then come the regions whose last pass
     ended longest ago. Otherwise the given order stays.
     """
     given = list(checkpoints)
-    pending = [checkpoint for checkpoint in given if checkpoint.pending]
-    return sorted(pending or given, key=lambda checkpoint: (checkpoint.cursor is None, ended_at(checkpoint)))
+    pending = [checkpoint for checkpoint in given if checkpoint.pending or not ended_at(checkpoint)]
+    covered = pending if any(checkpoint.pending for checkpoint in given) else given
+    return sorted(covered, key=lambda checkpoint: (checkpoint.cursor is None, ended_at(checkpoint)))
 
 
 def in_round(checkpoint: Checkpoint) -> Checkpoint:

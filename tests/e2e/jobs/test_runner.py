@@ -120,12 +120,13 @@ def test_ticks_cut_short_by_the_budget_add_up_to_one_round_with_nothing_fetched_
 
 
 def test_a_run_stops_at_its_own_most_and_the_next_one_goes_on(bench: Bench) -> None:
-    bench.configure(regions=["US", "GB", "DE", "FR"], pages=2, more="max_units = 3")
+    bench.configure(regions=["US", "GB", "DE"], pages=2, more="max_units = 3")
     first = bench.run()
+    bench.configure(regions=["US", "GB", "DE", "FR"], pages=2, more="max_units = 3")
     assert (first.outcome, first.refused_by, first.units, bench.requests) == ("stopped", "max_units", 3, 3)
     assert first.why == "this run has spent 3 of its 3 units"
     assert first.next_step == "GB page 2"
-    assert [bench.run().units for _ in range(2)] == [3, 2], "8 pages are one round"
+    assert [bench.run().units for _ in range(2)] == [3, 2], "8 pages are one round, with those of a new region"
     assert bench.requests == 8, "no page is fetched twice"
 
 

@@ -288,7 +288,7 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
     assert listed[0].startswith("t US: this round is done; complete ")
     assert listed[1:] == [
         "t DE: page 2 comes next, 1 page and 1 item of this round stored; never complete",
-        "t FR: page 1 comes next, with the next round; never complete",
+        "t FR: page 1 comes next; never complete",
     ]
     assert shell.json("place", "show", "t", "DE", "--json")["places"][0]["cursor"]["page"] == 1
     assert shell("place", "reset", "t").stdout == "t begins anew with the next run, in US, DE, FR\n"
@@ -316,7 +316,7 @@ def test_a_place_that_the_store_has_left_behind_takes_nothing_back(quota: Quota,
         ranks = db.execute("SELECT max(rank), count(*) FROM rankings GROUP BY taken_at_ms ORDER BY taken_at_ms")
         assert ranks.fetchall() == [(200, 200), (200, 200), (100, 100)]
     quota.configure((quota.folder / "quota.toml").read_text().replace('"DE"', '"DE", "FR"'))
-    assert quota("place", "show", "t", "FR").stdout == "t FR: page 1 comes next, with the next round; never complete\n"
+    assert quota("place", "show", "t", "FR").stdout == "t FR: page 1 comes next; never complete\n"
 
 
 def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
