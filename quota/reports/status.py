@@ -566,7 +566,8 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
 
 
 def _job_json(job: JobRow) -> dict[str, object]:
-    stands = {**members(job, "job"), "could_go_on": not job.why, "runs_on": job.runs_on or None}
+    could_go_on = not job.why and job.until_ms is None
+    stands = {**members(job, "job"), "could_go_on": could_go_on, "runs_on": job.runs_on or None}
     stands |= {"running": job.seen_ms is not None, **members(job, "next_at", if_any="until")}
     return {**stands, **(members(job, "refused_by retry_at why") if job.why else {})}
 

@@ -332,7 +332,7 @@ def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
     run, dry = shell.json("run", "t"), shell.json("run", "t", "--dry-run")
     (job,) = shell.json("status")["credentials"][0]["jobs"]
     assert (run["outcome"], dry["runs_on"], dry["until"]) == ("elsewhere", run["runs_on"], run["until"])
-    assert (job["until"] <= run["until"], dry["regions"]) == (True, [])
+    assert (job["until"] <= run["until"], job["could_go_on"], dry["regions"]) == (True, False, [])
     assert "; goes on here if silent until " in shell("run", "t", "--dry-run").stdout
 
 
