@@ -404,6 +404,13 @@ class _Output(io.FileIO):
         return written
 
 
+class _Text(io.TextIOWrapper):
+    """The text of one. A user's function may close it, and a line of ours may follow."""
+
+    def close(self) -> None:
+        self.flush()
+
+
 def guard_streams() -> None:
     """Make sure that printing and logging never raise, whatever standard output and error are."""
     for number in range(3):
@@ -417,7 +424,7 @@ def guard_streams() -> None:
         file = io.BufferedWriter(_Output(number, "w", closefd=False))
         encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
         buffering = getattr(before, "line_buffering", False)
-        setattr(sys, name, io.TextIOWrapper(file, encoding, errors, line_buffering=buffering))
+        setattr(sys, name, _Text(file, encoding, errors, line_buffering=buffering))
 
 
 @contextmanager

@@ -108,6 +108,8 @@ def lost(client, region, cursor):
 
 def exits(client, region, cursor):
     page = lost(client, region, cursor)
+    sys.stdout.close()
+    sys.stderr.close()
     raise {end}
 """
 
