@@ -95,8 +95,7 @@ def run(
             how = how._replace(clock=clock)
         log_to_stderr()
         if dry_run:
-            fits = _look_ahead(session, names, how)
-            statuses = [0 if fits or not how.fail_on_refusal else Refused.exit_status]
+            statuses = [_look_ahead(session, names, how)]
         else:
             if at is not None:
                 _check_endpoints(session, names)
@@ -180,25 +179,34 @@ def _one_of_all(session: Session, job: str, how: _How) -> RunReport:
             return report
 
 
-def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> bool:
-    """Print what runs of these jobs would cost, one after the other. Returns whether all of it fits."""
+def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> int:
+    """Print what runs of these jobs would cost, one after the other, and which of several could not begin. Returns the
+    exit status."""
     from quota.cli.rehearsal import copied
     from quota.jobs.job import functions_of, job_called
     from quota.jobs.places import away_now
     from quota.jobs.plan.plan import look_ahead
 
-    fits = True
+    status = 0
     with copied(session, how.clock, store=False) as copy:
         for job in jobs:
             settings = job_called(session.settings, job)
-            fetch, _ = functions_of(session.settings, settings)  # a copy has no sink
-            ahead = look_ahead(copy, job, fetch, how.regions, {} if how.here else away_now(session, settings))
-            fits = fits and ahead.refusal is None
+            try:
+                fetch, _ = functions_of(session.settings, settings)  # a copy has no sink
+                ahead = look_ahead(copy, job, fetch, how.regions, {} if how.here else away_now(session, settings))
+            except QuotaError as error:
+                if len(jobs) == 1:
+                    raise
+                fail(f"{job}: {error}")
+                status = error.exit_status
+                continue
+            if ahead.refusal is not None and how.fail_on_refusal:
+                status = status or Refused.exit_status
             if how.form == "json":
                 how.emit({"dry_run": True, **ahead.as_json()})
             else:
                 say(*ahead.lines())
-    return fits
+    return status
 
 
 def _check_endpoints(session: Session, jobs: Sequence[str]) -> None:

@@ -220,6 +220,8 @@ def test_all_jobs_run_in_their_order_and_the_worst_status_counts(quota: Quota, u
     reports = quota.json("run", "--all", status=78)
     assert [row["outcome"] for row in reports] == ["stopped", "failed", "stopped"]
     assert len({row["run"] for row in reports}) == 3
+    fits = quota("run", "--all", "--dry-run")
+    assert ("broken: " in one_line(fits, 78), "more: would cover FR" in fits.stdout) == (True, True)
     rehearsal = quota.json("run", "--all", "--clock", "+1d", status=78)
     assert [(row["rehearsal"], row["units"]) for row in rehearsal] == [(True, 3), (True, 0), (True, 1)]
     for words in (["run"], ["run", "trending", "--all"], ["run", "--all", "--region", "US"]):
