@@ -130,8 +130,12 @@ def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch) -> Iterator[
 
 
 def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
-    """Findings for ids in the options that do not look like upstream's, though it might accept them."""
+    """Findings for ids in the options that do not look like upstream's, though it might accept them, and for ids that
+    several regions would fetch."""
     for option, shape, values in names_in(fetch, job.options):
+        if shape is not None and len(job.regions) > 1:
+            message = f"each of {len(job.regions)} regions fetches the same `{option}`"
+            yield warning(f"jobs.{job.name}.regions", message, "remove all but one")
         for value in values:
             if shape is not None and not re.fullmatch(shape.pattern, value):
                 message = f"{value!r:.100} does not look like {shape.like}"

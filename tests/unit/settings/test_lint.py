@@ -265,6 +265,11 @@ FINDINGS = [
         "warning: jobs.trending.regions: it has neither regions nor `ids`; add some, or there is nothing to fetch",
     ),
     (
+        'fetch = "trending"',
+        'fetch = "comments"\noptions = { videos = "dQw4w9WgXcQ" }',
+        "warning: jobs.trending.regions: each of 2 regions fetches the same `videos`; remove all but one",
+    ),
+    (
         "leave = 500",
         "max_items = 20",
         "warning: jobs.trending.max_items: a page of this job has up to 50 items, and a region fails at one with more; "
