@@ -12,6 +12,7 @@ import copy
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -115,6 +116,7 @@ class Attempts(Listener):
         self.tries = 0  # the attempts of the last step
         self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
+        self._unnoted: deque[tuple[int, int]] = deque()  # page numbers and units that the store does not have yet
         self._calls = _Calls()  # of the last attempt
         self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
@@ -128,7 +130,8 @@ class Attempts(Listener):
         calls.refused, calls.refused_upstream = None if decision.admitted else decision, None
         calls.any_refused |= not decision.admitted
         if decision.id is not None:
-            self._admitted[decision.id] = _Admitted(*self._page, decision.cost_units)
+            self._admitted[decision.id] = call = _Admitted(*self._page, decision.cost_units)
+            self._unnoted.append((call.page, call.units))
             calls.admitted.append(decision)
         self.watcher.decided(decision)
 
@@ -143,6 +146,7 @@ class Attempts(Listener):
         if (call := self._admitted.get(charge_id)) is not None:
             units = 0 if added_units is None else call.units + added_units
             self._admitted[charge_id] = call._replace(units=units)
+            self._unnoted.append((call.page, units - call.units))
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -312,16 +316,18 @@ class Attempts(Listener):
 
     # -- what they have spent ------------------------------------------------------------------------------------------
 
-    def spent(self) -> tuple[dict[str, int], dict[int, int], int]:
-        """Units by region, units by page number, and the number of attempts, for the calls of this run. Corrections are
-        included; a refunded call does not count."""
+    def spent(self) -> tuple[dict[str, int], int]:
+        """Units by region, and the number of attempts, for the calls of this run. Corrections are included; a refunded
+        call does not count."""
         units: dict[str, int] = {}
-        of_pages: dict[int, int] = {}
         charged = [call for call in [*self._admitted.values()] if call.units]
         for call in charged:
             units[call.region] = units.get(call.region, 0) + call.units
-            of_pages[call.page] = of_pages.get(call.page, 0) + call.units
-        return units, of_pages, len(charged)
+        return units, len(charged)
+
+    def unnoted(self) -> list[tuple[int, int]]:
+        """The page numbers and units of calls and corrections since it was last asked."""
+        return [self._unnoted.popleft() for _ in range(len(self._unnoted))]
 
 
 def _is_ctrl_c(error: BaseException) -> bool:

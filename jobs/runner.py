@@ -374,7 +374,7 @@ class _Run:
         """Give the regions that failed before their first page their turn back, behind the others of the round: the
         error that ended the run is hardly about them alone. If all others have failed too, the round ends instead, and
         they come last in the next one."""
-        units, _, _ = self.attempts.spent()
+        units, _ = self.attempts.spent()
         early = {place.region for place in self.failed if not (units.get(place.region) and place.begun)}
         with suppress(quota.QuotaError):  # the run ends with an error already
             places = self.store.checkpoints(self.job.name, regions, work_of(self.session, self.job))
@@ -441,7 +441,8 @@ class _Run:
         self, checkpoint: Checkpoint, page: Page, rows: Sequence[Row], started_at_ms: int, *, finished: bool
     ) -> None:
         """Store the page with its checkpoint, and tell everybody who follows the run."""
-        self.here = self.store.save_page(checkpoint, page, rows, started_at_ms=started_at_ms, finished=finished)
+        units = self.attempts.unnoted()
+        self.here = self.store.save_page(checkpoint, page, rows, units, started_at_ms=started_at_ms, finished=finished)
         pages, items = self.added.get(checkpoint.region, (0, 0))
         self.added[checkpoint.region] = pages + page.complete, items + page.items
         if finished and not page.complete and not checkpoint.begun:
@@ -534,9 +535,9 @@ class _Run:
         return self._outcome("partial" if self.here.begun else "skipped", error)
 
     def _report(self, left: Checkpoint | None) -> RunReport:
-        units, of_pages, attempts = self.attempts.spent()
+        units, attempts = self.attempts.spent()
         with suppress(StoreError):  # the run's own row has the error
-            self.store.runs.note_units(self.job.name, of_pages)
+            self.store.runs.note_units(self.job.name, self.attempts.unnoted())
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in self.outcomes)
         notes = "; ".join(self._notes(units))
         run = {"run": self.session.run, "job": self.job.name}

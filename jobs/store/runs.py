@@ -63,6 +63,10 @@ def _region_json(region: RegionOfRun) -> dict[str, object]:
     return members(region, "region outcome pages items units error")
 
 
+Units = Sequence[tuple[int, int]]
+"""Units of attempts, each with the number of its page in the pass."""
+
+
 @dataclass(eq=False)
 class RunHistory:
     """The tables `past_runs` and `bought` of a store."""
@@ -128,12 +132,10 @@ class RunHistory:
         rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
 
-    def note_units(self, job: str, units: Mapping[int, int]) -> None:
-        """Note the units of a run's attempts, by the page's number in its pass."""
-        day_ms = self._clock() // DAY_MS * DAY_MS
-        rows = [(day_ms, job, min(page, MAX_PAGE), 0, 0, 0, cost) for page, cost in units.items()]
-        if rows:
-            self._file.transact(lambda db: db.executemany(_ADD, rows), write=True)
+    def note_units(self, job: str, units: Units) -> None:
+        """Note the units of a run's attempts."""
+        if units:
+            self._file.transact(lambda db: note_units(db, job, units, self._clock()), write=True)
 
     def bought(self, since_ms: int) -> list[Bought]:
         """What the pages of each job brought since the day of `since_ms`, by job and page number."""
@@ -193,6 +195,11 @@ def entries(db: sqlite3.Connection) -> int:
     tables = " + ".join(count.format(table) for table in ("videos", "channels", "rows"))
     (number,) = db.execute(f"SELECT {tables}").fetchone()
     return int(number)
+
+
+def note_units(db: sqlite3.Connection, job: str, units: Units, now_ms: int) -> None:
+    day_ms = now_ms // DAY_MS * DAY_MS
+    db.executemany(_ADD, [(day_ms, job, min(page, MAX_PAGE), 0, 0, 0, cost) for page, cost in units])
 
 
 def note_page(

@@ -55,7 +55,7 @@ from quota.jobs.store.rows import (
     upsert,
     write_views,
 )
-from quota.jobs.store.runs import RunHistory, entries, note_page
+from quota.jobs.store.runs import RunHistory, Units, entries, note_page, note_units
 from quota.ledger.files import refuse_others
 from quota.settings.model import StoreSettings, TableSettings
 
@@ -259,11 +259,18 @@ class Store(AbstractContextManager["Store"]):
         self._write(lambda db: None)
 
     def save_page(
-        self, checkpoint: Checkpoint, page: Page, rows: Sequence[Row] = (), *, started_at_ms: int, finished: bool
+        self,
+        checkpoint: Checkpoint,
+        page: Page,
+        rows: Sequence[Row] = (),
+        units: Units = (),
+        *,
+        started_at_ms: int,
+        finished: bool,
     ) -> Checkpoint:
         """Store one page and the checkpoint after it, both or neither. Returns the new checkpoint.
 
-        `rows` are the page's rows, checked by `quota.jobs.store.rows.rows_of`.
+        `rows` are the page's rows, checked by `quota.jobs.store.rows.rows_of`; `units` are those of its attempts.
         `started_at_ms` dates the pass if this is its first page. `finished` ends the pass. Raises StoreError if the
         store no longer has this checkpoint: somebody deleted the file, put another in its place, or changed it.
         """
@@ -290,6 +297,7 @@ class Store(AbstractContextManager["Store"]):
             save([row for row in rows if row.table not in page.places])
             new, number = entries(db) - before, checkpoint.pages + 1
             note_page(db, checkpoint.job, number, now_ms, complete=page.complete, items=page.items, new=new)
+            note_units(db, checkpoint.job, units, now_ms)
             if page.ranked:
                 of_pass = checkpoint.job, checkpoint.region, taken_at_ms
                 ranked = [

@@ -17,6 +17,7 @@ from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
+from quota.reports.runs import Bought
 from support.interrupts import STEP, Interrupted, at_every_place, interrupt
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -52,7 +53,7 @@ def store(tmp_path: Path, clock: Clock) -> Any:
 
 def save(store: Store, page: Page, *, region: str = "DE", at_ms: int = 1, finished: bool = False) -> Checkpoint:
     checkpoint = store.start_round("t", [region])[0]
-    return store.save_page(checkpoint, page, started_at_ms=at_ms, finished=finished)
+    return store.save_page(checkpoint, page, units=[(1, 3)], started_at_ms=at_ms, finished=finished)
 
 
 def rows(store: Store, sql: str, *values: Any) -> list[Any]:
@@ -83,6 +84,7 @@ def test_a_page_and_its_checkpoint_are_stored_together(store: Store) -> None:
     assert checkpoint == Checkpoint("t", "DE", True, {"token": "x"}, pages=1, items=2, ranks=2, started_at_ms=77)
     assert store.checkpoint("t", "DE") == checkpoint
     assert rows(store, "SELECT * FROM rankings") == [("t", "DE", 77, 1, "a", 10), ("t", "DE", 77, 2, "b", 10)]
+    assert store.runs.bought(0) == [Bought("t", 1, pages=1, items=2, new=2, units=3)]
 
 
 def test_ranks_go_on_over_the_pages_of_one_pass(store: Store) -> None:
