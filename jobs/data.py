@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import sys
 from contextlib import contextmanager, suppress
@@ -279,7 +280,8 @@ def export(
     with configured(config) as session:
         settings = session.settings
         ours = [os.path.realpath(file) for file in (settings.path, settings.store.file, settings.ledger.file) if file]
-        if output is not None and os.path.realpath(output) in ours:
+        # SQLite keeps two files beside each of its own.
+        if output is not None and re.sub("-(wal|shm)$", "", os.path.realpath(output)) in ours:
             raise quota.UsageError(f"--output {show(output)} is a file of this configuration; name another")
         Store.existing(session.settings.store).close()  # raises if it cannot be opened
         with to_export(session.settings.store.file) as db:

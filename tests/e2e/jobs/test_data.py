@@ -432,7 +432,7 @@ def test_an_export_takes_the_place_of_a_file_alone(site: Site) -> None:
     (site.folder / "file").touch(0o600)
     for other in ("pipe", "-", ""):
         assert f"--output '{other}' is not a file" in one_line(site.quota("export", "videos", "--output", other), 2)
-    for ours in ("quota.toml", "./videos.db"):
+    for ours in ("quota.toml", "./videos.db", "videos.db-wal"):
         assert "is a file of this configuration" in one_line(site.quota("export", "videos", "--output", ours), 2)
     assert site.quota("export", "videos", "--output", "link").returncode == 0
     assert ((site.folder / "pipe").is_fifo(), (site.folder / "link").is_symlink()) == (True, True)
