@@ -80,7 +80,7 @@ def checked_row(row: R, *, integers: int) -> R:
 
 _FAULTS: dict[str | int, str] = {
     "foreign": " is another program's database; {remedy}",
-    "newer": " was written by a newer quota-ledger (its version {reason}, ours {version}): upgrade this machine",
+    "newer": " was written by a newer quota-ledger (its version {reason}, ours {version}); upgrade this machine",
     "older": " was written by an older quota-ledger (its version {reason}, ours {version}); {remedy} ({lost_then})",
     "no file": ": {reason}; check its folder",
     "other": ": {reason}",

@@ -50,7 +50,7 @@ def test_a_ledger_of_another_version_is_refused_in_one_line(path: Path, version:
     path.chmod(0o600)
     with closing(SqliteLog(f"sqlite:///{path}")) as log, pytest.raises(UnusableLedger, match=says) as refused:
         log.begin(P)
-    assert "\n" not in str(refused.value)
+    assert ("\n" in str(refused.value), "; " in str(refused.value)) == (False, True), "it says what to do"
 
 
 @pytest.mark.parametrize("says", ["another program", "not an SQLite database"])
