@@ -108,8 +108,7 @@ def lost(client, region, cursor):
 
 def exits(client, region, cursor):
     page = lost(client, region, cursor)
-    sys.stdout.close()
-    sys.stderr.close()
+    for output in sys.stdout, sys.stderr: output.close()
     raise {end}
 """
 

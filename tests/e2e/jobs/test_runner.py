@@ -124,8 +124,7 @@ def test_a_run_stops_at_its_own_most_and_the_next_one_goes_on(bench: Bench) -> N
     first = bench.run()
     bench.configure(regions=["US", "GB", "DE", "FR"], pages=2, more="max_units = 3")
     assert (first.outcome, first.refused_by, first.units, bench.requests) == ("stopped", "max_units", 3, 3)
-    assert first.why == "this run has spent 3 of its 3 units"
-    assert first.next_step == "GB page 2"
+    assert (first.why, first.next_step) == ("this run has spent 3 of its 3 units", "GB page 2")
     assert [bench.run().units for _ in range(2)] == [3, 2], "8 pages are one round, with those of a new region"
     assert bench.requests == 8, "no page is fetched twice"
 
