@@ -1,4 +1,5 @@
-"""A command at another time: over copies of the ledger and the store, with the clock moved. Nothing real is written.
+"""A command at another time: over copies of the ledger and the store, with the clock moved. Nothing real is written,
+but like every reader it first gives the ledger what this machine drew, and what the ledger lost.
 
 rehearsed    a session over the copies, for a command with `--clock`
 copied       the same with no other clock
@@ -25,13 +26,14 @@ from quota.clients.instrument import TALLY
 from quota.common.clock import host_clock
 from quota.common.hosts import is_loopback
 from quota.common.text import show
-from quota.deciding.history import entries
+from quota.deciding.allowance import try_to_repay
+from quota.deciding.history import begin, entries, hand_in
 from quota.deciding.project import Project
 from quota.errors import ConfigError, QuotaError
 from quota.ledger.log import EPOCH, Log
 from quota.ledger.state import check_usable
 from quota.rules.entry import START
-from quota.session import Session
+from quota.session import Session, projects_of
 from quota.settings.model import Settings
 from quota.terms.limits import parse_duration
 
@@ -67,14 +69,20 @@ def rehearsed(
 def copied(session: Session, clock: Callable[[], int] | None = None, *, store: bool = True) -> Iterator[Session]:
     """A session over copies of this session's ledger and of its `store`, which may have another clock. It writes no
     metrics, tells nobody, and calls no sink. Raises LedgerError, and QuotaError where the store cannot be copied."""
+    credentials = projects_of(session)
+    for credential in credentials.values():
+        project = session.project(credential.name)
+        try_to_repay(project)
+        if project.journal is not None and project.journal.exists and project.is_behind(begin(project)):
+            hand_in(project)
     with (
         temporary_folder("rehearsal") as temporary,
         variables(QUOTA_STATE_DIR=f"{temporary}/state", **{TALLY: ""}),
     ):
         settings = _of_copies(session.settings, Path(temporary) / "store.db" if store else None)
         with Session(settings, clock=clock) as copy:
-            for project in {credential.project for credential in settings.credentials.values()}:
-                _copy(session, copy.ledger, project)
+            for name in credentials:
+                _copy(session, copy.ledger, name)
             yield copy
 
 

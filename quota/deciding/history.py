@@ -1,5 +1,6 @@
 """Past charges, for people: the log and the past, folded. No decision uses them.
 
+hand_in            brings the log up to date with what this machine drew and read
 entries            all entries after an id
 charges            the charges since a time, each with its current units
 sums               the sums of all charges ever, by method and job
@@ -26,7 +27,7 @@ from quota.terms.limits import DAY_MS
 def charges(project: Project, since_ms: int = 0) -> list[Spent]:
     """The charges of `since_ms` and later, in order, with all corrections until now. First hands over what this machine
     drew, and puts back what the ledger lost. Raises LedgerError."""
-    _hand_in(project)
+    hand_in(project)
     return spent(entries(project, just_before(since_ms)))
 
 
@@ -37,7 +38,7 @@ def begin(project: Project) -> Moment:
     return beginning
 
 
-def _hand_in(project: Project) -> None:
+def hand_in(project: Project) -> None:
     """Hand over what this machine drew. A new process also puts back what the ledger lost. Never raises: else people
     read the log as it stands."""
     try_to_repay(project)
@@ -70,7 +71,7 @@ def sums(project: Project) -> Sequence[ChargedSum]:
     """The sums of all charges ever, by method and job. Adds the entries since the last call, and keeps the sums in the
     state, so the next reader need not read these entries again, and no sum falls when entries leave the past. If nobody
     calls this for longer than the past is kept, the entries that left it are missing. Raises LedgerError."""
-    _hand_in(project)
+    hand_in(project)
     stands = project.log.change(project.name, {SUMS: None}, {})
     stored = stands.state.get(SUMS)
     summed = Sums.read(stored or "")
