@@ -463,7 +463,8 @@ class Journal(OfOneProcess):
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error
         self._retry_s = elapsed_s() + RETRY_S
-        self.trouble = f"{self._what}: {error.strerror}"
+        what = self._what if error.filename is None else f"journal {one_line(error.filename)}"
+        self.trouble = f"{what}: {error.strerror}"
         if not self._warned:
             self._warned = True
             warn("journal_unusable", f"{self.trouble}; entries are kept in memory", project=self._identity.project)
