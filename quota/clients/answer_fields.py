@@ -213,7 +213,8 @@ class Answer:
         In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about. Older drafts have a
         header for each of its figures."""
         older, resets = self._headers.get("ratelimit-limit", ""), self._headers.get("ratelimit-reset", "")
-        reset = max(filter(str.isdecimal, resets[:MAX_HEADER_LENGTH].split(", ")), key=int, default="")
+        waits_s = (_whole(wait, math.ceil) for wait in resets[:MAX_HEADER_LENGTH].split(", "))
+        reset = max((wait_s for wait_s in waits_s if wait_s is not None), default="")
         remaining, _ = self.remaining(OLDER_REMAINING)
         text = self._headers.get("ratelimit") or f"limit={older}, remaining={remaining}, reset={reset}"
         more_text = self._headers.get("ratelimit-policy") or older
@@ -303,12 +304,12 @@ class Answer:
         text = str(value).strip(' \t"') if isinstance(value, str | int | float) else ""
         if re.fullmatch(rf"[+-]?(?:[0-9]{{16}}|[0-9]{{19}}|(?![0-9]{{14}}){_DECIMAL})", text, re.ASCII):
             number = float(text)
-            while number >= FIRST_EPOCH_MS * 1_000:  # microseconds, or nanoseconds
+            while FIRST_EPOCH_MS * 1_000 <= number < FIRST_EPOCH_MS * 10_000_000:  # microseconds, or nanoseconds
                 number /= 1_000
             ms = math.ceil(number if number >= FIRST_EPOCH_MS else number * SECOND_MS)
             if number < FIRST_EPOCH_S:
                 return self.at_ms + ms
-            moment_ms: int | None = ms
+            moment_ms: int | None = ms if ms < LATEST_MS else None
         elif (span_ms := _duration_ms(text.removeprefix("-"))) is not None:
             return self.at_ms if text.startswith("-") else self.at_ms + span_ms
         else:
@@ -341,21 +342,23 @@ def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int |
 _BETWEEN_TIMES = re.compile(r"(?<!Mon|Tue|Wed|Thu|Fri|Sat|Sun), ")
 """A date has a comma of its own."""
 
-_DECIMAL = r"(?:[0-9]{1,16}(?:\.[0-9]{0,16})?|\.[0-9]{1,16})(?:[eE]\+?[0-9]{1,2})?"
-"""Go, Lua and PHP write large numbers as `1.8e+09`."""
+_DECIMAL = r"(?:[0-9]{1,16}(?:\.[0-9]{0,16})?|\.[0-9]{1,16})(?:[eE][+-]?[0-9]{1,2})?"
+"""Go, Lua and PHP write large numbers as `1.8e+09`, and small ones as `1e-05`."""
 
 _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
 """What `RateLimit-Limit: 100, 100;w=60` or `100;w=60` has behind its number in older drafts."""
 
 
 def _duration_ms(text: str) -> int | None:
-    """`2h9m`, `40591s`, `1.5s`, `in 1 minute and 5 seconds`, perhaps with a full stop; `PT1H30M`; `01:30:00`."""
+    """`2h9m`, `40591s`, `1.5s`, `in 1 minute and 5 seconds`, perhaps with a full stop; `PT1H30M`; `01:30:00`, also with
+    days as Python and .NET write them. A comma between digits is decimal, unless three follow."""
     text = text[:64].lower().rstrip(".").replace("milli", "m")
+    text = re.sub(r"(?<=[0-9]),(?=[0-9])(?![0-9]{3}(?![0-9]))", ".", text)
     text = "".join(re.split(r"[\s,]+(?:and\b)?", text)).removeprefix("in")
     if (iso := re.fullmatch(r"p([0-9]+[wd])?(?:t(.+))?", text, re.ASCII)) is not None:
         text = (iso[1] or "") + (iso[2] or "")
-    elif (clock := re.fullmatch(r"(?:([0-9]{1,3}):)?([0-5]?[0-9]):([0-5][0-9])", text, re.ASCII)) is not None:
-        text = f"{clock[1] or 0}h{clock[2]}m{clock[3]}s"
+    elif (clock := re.fullmatch(_CLOCK, text, re.ASCII)) is not None:
+        text = f"{clock[1] or 0}d{clock[2] or 0}h{clock[3]}m{clock[4]}s"
     spans = re.findall(_SPAN, text, re.ASCII)
     # With one unit twice it is a list.
     if len(dict(map(reversed, spans))) < len(spans) or re.fullmatch(f"(?:{_SPAN})+", text, re.ASCII) is None:
@@ -363,6 +366,7 @@ def _duration_ms(text: str) -> int | None:
     return math.ceil(sum(float(number) * _UNITS_MS[unit] for number, unit in spans))
 
 
+_CLOCK = r"(?:(?:([0-9]{1,4})(?:\.|d(?:ays?)?))?([0-9]{1,3}):)?([0-5]?[0-9]):([0-5][0-9](?:\.[0-9]{1,9})?)"
 _UNITS_MS = {**UNITS_MS, "w": 7 * DAY_MS, "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3}
 _SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhdw])(?:(?:ec|econd|in|inute|r|our|ay|eek)s?)?"
 
@@ -372,6 +376,9 @@ def _date_ms(text: str, *, iso: bool = False) -> int | None:
     text = text[:64]
     try:
         if iso:
+            text = re.sub("^([0-9]{8})([0-9]{6})$", r"\1T\2", text)
+            if text.isdecimal():
+                return None
             moment = datetime.fromisoformat(re.sub(r"\s*(UTC|GMT|Z)$", "", text, flags=re.IGNORECASE))
         else:
             moment = parsedate_to_datetime(text)
@@ -380,20 +387,21 @@ def _date_ms(text: str, *, iso: bool = False) -> int | None:
         return None
 
 
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
 _ITEM = re.compile(r'"([^"\\]{1,64})"((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:="[^"]*"|=[^;,"\s]*)?)*)', re.ASCII)
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
     """The items of a structured field (RFC 9651), each with its numeric parameters."""
     items = _ITEM.findall(text[:MAX_HEADER_LENGTH])[:MAX_POLICIES]
-    number = r";\s*([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,9})?)(?=\s*(?:;|$))"
+    number = rf";\s*([a-z]+)=({_NUMBER})(?=\s*(?:;|$))"
     unit = r';\s*(qu)="([^"]*)"'
     return [(name, dict(re.findall(number, figures) + re.findall(unit, figures))) for name, figures in items]
 
 
 def _item_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
     """`limit=100, remaining=50, reset=5` as an item without a name."""
-    figures = re.findall(r"(?:^|,)\s*(limit|remaining|reset)=([0-9]{1,15})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
+    figures = re.findall(rf"(?:^|,)\s*(limit|remaining|reset)=({_NUMBER})(?=\s*(?:,|$))", text[:MAX_HEADER_LENGTH])
     new_names = {"limit": "q", "remaining": "r", "reset": "t"}
     return [("", {new_names[name]: number for name, number in figures})] if figures else []
 

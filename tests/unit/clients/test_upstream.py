@@ -156,13 +156,13 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
         ({"X_RateLimit_Reset": f"{NOW_MS + 1_700_250}"}, NOW_MS + 1_700_250),
         ({"X_RateLimit_Reset": "1700s250000µs"}, NOW_MS + 1_700_250),
         *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ('"1700"', "1700.", "in 1700 seconds")),
-        *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("28:20", "0:28:20", "PT28M20S")),
+        *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("28:20", "0 days 00:28:20.0", "PT28M20,0S")),
         *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("28 minutes, 20 seconds", "28m and 20s")),
         *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("1700s, 9s", "1700000 milliseconds")),
         *(({"X_RateLimit_Reset": f"2026-11-18 11:35:00{zone}"}, NOW_MS + 1_700_000) for zone in ("z", " GMT")),
         # Never for longer than the period.
         ({"Retry_After": "P1W"}, NOW_MS + HOUR_MS),
-        ({"X_RateLimit_Reset": "2026-11-18T11:35:00Z"}, NOW_MS + 1_700_000),
+        ({"X_RateLimit_Reset": "20261118113500"}, NOW_MS + 1_700_000),
         # The answer's own Date is what its reset is reckoned from: both may be a day off.
         ({"Date": "Thu, 19 Nov 2026 11:06:40 GMT", "X_RateLimit_Reset": at(87_000)}, NOW_MS + 600_000),
         ({"Date": "no date"}, NOW_MS + 1_800_000),
@@ -250,9 +250,9 @@ def test_what_the_book_says_is_kept_beyond_the_buckets_window() -> None:
 @pytest.mark.parametrize("header", ["Retry-After", "X-RateLimit-Remaining", "X-RateLimit-Limit", "X-RateLimit-Reset"])
 def test_a_header_that_cannot_be_read_is_named(header: str) -> None:
     several = [("RateLimit", text) for text in ('"core";r=many', "core: 5 of 9", "remaining=few")]
-    for name, text in ((header, "soon"), (header, ""), *several):
+    for name, text in (*((header, text) for text in ("soon", "", "1e99", "1" * 20)), *several):
         assert read(GITHUB, 429, {name: text}, SPENT).unread == {name.lower(): text}
-    assert not any(read(GITHUB, 429, {header: text}, SPENT).unread for text in ("3.0", "3e+00", ".3", '"3"'))
+    assert not any(read(GITHUB, 429, {header: text}, SPENT).unread for text in ("3.0", "3e-01", ".3", '"3"'))
 
 
 def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
@@ -332,8 +332,8 @@ def test_several_policies_speak_of_several_buckets() -> None:
     book = a_book(buckets='[buckets.day]\nquota = 9\nresets = "24h"')
     level = Level("day", 3, None, NOW_MS + 9_000)
     assert read(book, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (level,)
-    older = {"RateLimit-Limit": "9, 9;w=86400", "RateLimit-Remaining": "5, 3", "RateLimit-Reset": "7, 9"}
-    for headers in ({"RateLimit": "limit=9, remaining=3, reset=9"}, older, older | {"RateLimit-Limit": "9"}):
+    older = {"RateLimit-Limit": "9, 9;w=86400", "RateLimit-Remaining": "5, 3", "RateLimit-Reset": "7, 8.1"}
+    for headers in ({"RateLimit": "limit=9, remaining=3.9, reset=9"}, older, older | {"RateLimit-Limit": "9"}):
         (of_day,) = read(book, 200, headers).levels
         assert of_day._replace(window_ms=None) == level._replace(limit_units=9)
     assert read(book, 200, older | {"RateLimit-Limit": "9;w=60"}).levels == (), "of another window"
