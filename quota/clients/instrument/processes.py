@@ -129,8 +129,14 @@ def unseen_program(command: Sequence[Any]) -> str | None:
         return None
 
 
-_HIDES = re.compile(r"(\bunset |\s-u ?|-{2}unset=)PYTHONPATH\b|\bPYTHONPATH=(?!\S*(\$\{?PYTHONPATH|/quota/cli/site\b))")
+_HIDES = re.compile(
+    r"(\b(unset|export -n|(declare|typeset) \+x)( -?\w+)* |\s-u ?|-{2}unset=)PYTHONPATH\b"
+    r"|\bPYTHONPATH=(?!\S*(\$\{?PYTHONPATH|/quota/cli/site\b))"
+)
 """What drops the folder by which a Python is instrumented."""
+
+_EMPTIES = {"env": "-|-[0v]*i.*|-{2}ignore-e.*", "exec": "-l?cl?"}
+"""The options by which a command starts another with an empty environment."""
 
 
 def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | None:
@@ -144,9 +150,9 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
         at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), len(words))
         return _unseen_in_script(name, "".join(words[at + 1 : at + 2]), depth, before)
     if name in _STARTERS:
-        if name == "env" and any(re.fullmatch("-|-i|-{2}ignore-environment", word) for word in words):
-            return "env -i"
         start = next((at for at, word in enumerate(words) if at and shutil.which(word) is not None), len(words))
+        if name in _EMPTIES and any(re.fullmatch(_EMPTIES[name], word) for word in words[1:start]):
+            return "env -i" if name == "env" else "exec -c"
         return _unseen(words[start:], depth + 1, " ".join([before, *words[:start]]))
     is_silent = name in _SILENT and not (name == "awk" and _AWK_STARTS(" ".join(words)))
     path = None if is_silent or not name else shutil.which(words[0])
