@@ -79,7 +79,7 @@ build/docs-tools/installed:
 
 # The examples in docs/examples/, and programs under `quota exec --auto`, that are too heavy for the tests: each with its real
 # package in an environment of its own.
-EXAMPLES := airbyte-cdk apache-airflow dagster ddtrace gevent google-analytics-data niquests prefect
+EXAMPLES := airbyte-cdk apache-airflow dagster ddtrace eventlet gevent google-analytics-data niquests prefect
 examples: .venv/installed-test $(EXAMPLES:%=build/examples/%/installed)
 	@$(BIN)/python -m pytest -n 0 -q tests/e2e/examples/on_*.py
 

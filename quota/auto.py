@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 # Every Python under `quota exec --auto` imports this file. It imports the rest with the first HTTP library.
 
-LIBRARIES = ("aiohttp", "grpc", "http.client", "httplib2", "httpx", "httpx2", "requests", "urllib3", "urllib3_future")
+LIBRARIES = (
+    "aiohttp", "eventlet.green.http.client", "grpc", "http.client", "httplib2", "httpx", "httpx2", "requests",
+    "urllib3", "urllib3_future",
+)  # fmt: skip
 
 
 class _Instrumented:

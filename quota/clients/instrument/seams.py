@@ -320,8 +320,9 @@ def _http_client(payers: Payers) -> Iterator[Seam]:
 
         return _endheaders
 
-    yield Seam("http.client", "HTTPConnection", "endheaders", ("message_body",), charging)
-    yield Seam("http.client", "HTTPConnection", "getresponse", (), _noting)
+    for module in ("http.client", "eventlet.green.http.client"):  # a copy
+        yield Seam(module, "HTTPConnection", "endheaders", ("message_body",), charging)
+        yield Seam(module, "HTTPConnection", "getresponse", (), _noting)
 
 
 def _noting(getresponse: Callable[..., Any]) -> Callable[..., Any]:

@@ -152,6 +152,12 @@ def test_gevent_patches_before_or_after_the_libraries_are_there(taken: Taken, pa
     assert charged(taken) == taken.sent() == 20
 
 
+def test_eventlets_copy_of_http_client_is_charged(taken: Taken) -> None:
+    program = "import os; from eventlet.green.urllib.request import urlopen; urlopen(os.environ['URL'])"
+    run(taken, "eventlet", "quota", "exec", "--auto", "--", "python", "-c", program)
+    assert charged(taken) == taken.sent() == 1
+
+
 @pytest.mark.parametrize("ours", ["before", "after"])
 def test_ddtrace_patches_before_or_after_us(taken: Taken, ours: str) -> None:
     silent = {"DD_TRACE_ENABLED": "false", "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false"}
