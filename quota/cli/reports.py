@@ -531,7 +531,7 @@ def explain(
 @credential_option
 @config_option
 def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, config: str | None) -> None:
-    """Open a bucket that upstream reported as used up. Its limits still count, with the units used by others.
+    """Open a bucket that upstream reported as used up. Its limits still apply, and units used by others stay counted.
 
     `quota status` shows the text of --because until upstream closes the bucket again. If the bucket is not closed, the
     exit status is 1.
