@@ -228,7 +228,7 @@ class HostGate:
     def name(self, verb: str, url: str) -> str:
         if self._method is None:
             return self.upstream.method(verb, url) or f"{verb} **"  # as the route for it would read
-        return self._method if isinstance(self._method, str) else self._method(verb, url)
+        return text(self._method if isinstance(self._method, str) else self._method(verb, url), "method")
 
     def reserves(self, verb: str, url: str) -> bool:
         """Whether the price of such a request depends on its body."""
