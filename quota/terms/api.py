@@ -22,7 +22,6 @@ from contextlib import suppress
 from functools import lru_cache
 from io import SEEK_END, BufferedRandom, BufferedReader, BytesIO, FileIO
 from ipaddress import ip_address
-from itertools import chain
 from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -252,8 +251,11 @@ class Reserve(NamedTuple):
                 document = _document(body.content)
             except (ValueError, RecursionError):
                 unread()
-        values = chain.from_iterable(_values_at(document, pointer) for pointer in self.pointers)
-        numbers = [number for number in map(_number, values) if number is not None]
+        numbers: list[int] = []
+        for pointer in self.pointers:
+            read = [_number(value) for value in _values_at(document, pointer)]
+            if {*read} != {None}:
+                numbers += [self.default if number is None else number for number in read]
         return max(1, max(numbers, default=self.default) + of_bytes)
 
 
@@ -265,16 +267,18 @@ def _document(content: bytes | None) -> object:
 
 
 def _values_at(document: object, pointer: Pointer) -> Iterator[object]:
-    """All values that a server may read at a place: of a name that is there twice some read the first, and Go ignores
-    case."""
+    """All values that servers may read at a place, None for no value: of a name that is there twice some read the
+    first, and only Go ignores case."""
     if not pointer:
         yield document
-    elif isinstance(document, tuple):
-        for name, value in document:
-            if name.casefold() == pointer[0].casefold():
-                yield from _values_at(value, pointer[1:])
-    elif (item := value_at(document, pointer[:1])) is not None:
-        yield from _values_at(item, pointer[1:])
+        return
+    values = [value_at(document, pointer[:1])]
+    if isinstance(document, tuple):
+        named = [name for name, _ in document]
+        values = [value for name, value in document if name.casefold() == pointer[0].casefold()]
+        values += [] if pointer[0] in named else [None]
+    for value in values:
+        yield from _values_at(value, pointer[1:])
 
 
 def _number(value: object) -> int | None:

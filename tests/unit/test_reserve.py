@@ -50,6 +50,8 @@ def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounde
         for name in (b"max_tokens", b"Max_Tokens"):
             twice = b'{"%b": 9000, "x": "%b", "max_tokens": 1}' % (name, text)
             assert Reserve(10, (("max_tokens",),)).bound(RequestBody(twice)) == 9_000
+    for text in (b'{"Max_Tokens": 1}', b'{"max_tokens": 1, "max_tokens": null}'):  # in which some servers read none
+        assert Reserve(10, (("max_tokens",),)).bound(RequestBody(text)) == 10
     unread: list[int] = []
     bounds = [Reserve(50, (), 10).bound(RequestBody(each), lambda: unread.append(1)) for each in (b"x" * 101, None)]
     assert (bounds, unread) == ([61, 50], [1])
