@@ -403,10 +403,11 @@ class _Output(io.FileIO):
             return len(data)
         return written
 
+    def close(self) -> None:
+        """A user's function may close a stream, or a wrapper of its own around it, and a line of ours may follow."""
 
-class _Text(io.TextIOWrapper):
-    """The text of one. A user's function may close it, and a line of ours may follow."""
 
+class _Buffer(io.BufferedWriter):
     def close(self) -> None:
         self.flush()
 
@@ -421,10 +422,10 @@ def guard_streams() -> None:
             os.open(os.devnull, os.O_RDONLY)
     for number, name in ((1, "stdout"), (2, "stderr")):
         before = getattr(sys, name)  # None if it was closed
-        file = io.BufferedWriter(_Output(number, "w", closefd=False))
+        file = _Buffer(_Output(number, "w", closefd=False))
         encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
         buffering = getattr(before, "line_buffering", False)
-        setattr(sys, name, _Text(file, encoding, errors, line_buffering=buffering))
+        setattr(sys, name, io.TextIOWrapper(file, encoding, errors, line_buffering=buffering))
 
 
 @contextmanager

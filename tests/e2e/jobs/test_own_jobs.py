@@ -108,7 +108,7 @@ def lost(client, region, cursor):
 
 def exits(client, region, cursor):
     page = lost(client, region, cursor)
-    for output in sys.stdout, sys.stderr: output.close()
+    for output in sys.stdout, sys.stderr: output.buffer.raw.close(), output.close()
     raise {end}
 """
 
