@@ -95,7 +95,7 @@ def run(
             how = how._replace(clock=clock)
         log_to_stderr()
         if dry_run:
-            statuses = [_look_ahead(session, names, how)]
+            statuses = _look_ahead(session, names, how)
         else:
             if at is not None:
                 _check_endpoints(session, names)
@@ -179,15 +179,15 @@ def _one_of_all(session: Session, job: str, how: _How) -> RunReport:
             return report
 
 
-def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> int:
-    """Print what runs of these jobs would cost, one after the other, and which of several could not begin. Returns the
-    exit status."""
+def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> list[int]:
+    """Print what runs of these jobs would cost, one after the other, and which of several could not begin. Returns
+    their exit statuses."""
     from quota.cli.rehearsal import copied
     from quota.jobs.job import functions_of, job_called
     from quota.jobs.places import away_now
     from quota.jobs.plan.plan import look_ahead
 
-    status = 0
+    statuses = []
     with copied(session, how.clock, store=False) as copy:
         for job in jobs:
             settings = job_called(session.settings, job)
@@ -198,15 +198,14 @@ def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> int:
                 if len(jobs) == 1:
                     raise
                 fail(f"{job}: {error}")
-                status = error.exit_status
+                statuses.append(error.exit_status)
                 continue
-            if ahead.refusal is not None and how.fail_on_refusal:
-                status = status or Refused.exit_status
+            statuses.append(Refused.exit_status if ahead.refusal is not None and how.fail_on_refusal else 0)
             if how.form == "json":
                 how.emit({"dry_run": True, **ahead.as_json()})
             else:
                 say(*ahead.lines())
-    return status
+    return statuses
 
 
 def _check_endpoints(session: Session, jobs: Sequence[str]) -> None:
