@@ -106,7 +106,7 @@ CREATE TABLE bought (
     pages  INTEGER NOT NULL,
     items  INTEGER NOT NULL,
     new    INTEGER NOT NULL,                  -- the items that the store did not have
-    units  INTEGER NOT NULL,                  -- of all attempts, written when their run ends
+    units  INTEGER NOT NULL,                  -- of all attempts
     PRIMARY KEY (day_ms, job, page)
 ) WITHOUT ROWID;
 
