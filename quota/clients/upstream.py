@@ -19,7 +19,7 @@ from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
 from quota.clients.discovery import Routes, description, first_route, routes_of, scopes_of
@@ -165,6 +165,18 @@ def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
                 yield read, part.strip().upper()
 
 
+_VERB_FIELD = re.compile(rb"[._](?<![\w.][._])method(?!\w)")
+"""The field that names any verb to Laravel and Rails, or in capitals to Slim. PHP reads `.` in a name as `_`."""
+
+
+def _may_name_verb(sent: bytes) -> bool:
+    """Whether a query, a form or JSON may have such a field. To decode all of a long body could take gigabytes."""
+    read = sent.lower().replace(rb"\u00", b"%")  # JSON's escape
+    for letter in b"._method":
+        read = read.replace(b"%%%02x" % letter, b"%c" % letter)
+    return _VERB_FIELD.search(read) is not None
+
+
 @dataclass(frozen=True)
 class Google:
     """An API of Google. The installed client knows the methods, and errors name what has run out. Headers are
@@ -259,11 +271,9 @@ class Described(Google):
     def verbs(self, verb: str, url: str, headers: Sent, body: bytes = b"") -> list[str]:
         if not self.book.has_session:
             return super().verbs(verb, url, headers, body)
-        # A field `_method` of a query, a form or JSON may name any verb, as to Laravel and Rails.
-        sent = unquote_to_bytes(urlsplit(url).query), unquote_to_bytes(body)
-        is_named = verb.upper() == "POST" and any(b"_method" in part for part in sent)
         named = [value for _, value in _overrides(headers, by_wsgi=True) if value in VERBS]
-        return [verb, *named, *(VERBS if is_named else ())]
+        sent = (urlsplit(url).query.encode(), body) if verb.upper() == "POST" else ()
+        return [verb, *named, *(VERBS if any(map(_may_name_verb, sent)) else ())]
 
     def continues(self, verb: str, url: str) -> bool:
         return False

@@ -254,7 +254,7 @@ class Passage:
         verb_by = partial(gate.verb, asked.verb, self._url, asked.fields)
         if asked.has_body and (verb_by(RequestBody(b"_method")) != self._verb or gate.reserves(self._verb, self._url)):
             body = await self._caller.beginning()
-            self._verb = verb_by(body)
+            self._verb = verb_by(RequestBody.of(self._caller.head))
         if asked.only_peek:
             await self._tell(await self._decided(partial(gate.peek, free=self._continues), body))
             return

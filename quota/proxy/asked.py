@@ -141,13 +141,14 @@ class CallerGoneError(Exception):
 
 
 class CallerSide:
-    """The caller's messages. They have one reader at a time: `beginning`, then `pieces`, then `watched`."""
+    """The caller's messages. They have one reader at a time: `beginning`, then `pieces`, then `watched`. `head` is what
+    `beginning` has read."""
 
     def __init__(self, receive: Callable[[], Awaitable[Any]], length: int | None) -> None:
         self.gone = False
         self._receive = receive
         self._length = length
-        self._head = bytearray()
+        self.head = bytearray()
         self._more = True
         self._read = asyncio.Event()
         if length == 0:
@@ -161,14 +162,14 @@ class CallerSide:
     async def beginning(self) -> RequestBody:
         """The body if it has at most MAX_PARSED_BYTES, else its length, or what was read if only its end tells. Raises
         CallerGoneError."""
-        while self._more and len(self._head) <= MAX_PARSED_BYTES:
-            self._head += await self._next()
-        return RequestBody(None, self._length or len(self._head)) if self._more else RequestBody.of(self._head)
+        while self._more and len(self.head) <= MAX_PARSED_BYTES:
+            self.head += await self._next()
+        return RequestBody(None, self._length or len(self.head)) if self._more else RequestBody.of(self.head)
 
     async def pieces(self, leaves: Callable[[], object]) -> AsyncIterator[bytes]:
         """The body, piece by piece. It calls `leaves` before each piece; the request leaves with the first. Raises
         CallerGoneError."""
-        piece, self._head = bytes(self._head), bytearray()
+        piece, self.head = bytes(self.head), bytearray()
         while piece or self._more:
             if piece:
                 leaves()

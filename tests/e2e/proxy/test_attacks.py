@@ -246,8 +246,9 @@ def test_through_the_proxy_a_request_with_two_readings_costs_the_dearer(house: H
         assert [house.ask(path).status for path in paths] == [200] * len(paths)
         assert house.ask("/search/x", "POST", headers={"X_METHOD-OVERRIDE": "GET"}).status == 200
         assert house.ask("/search/x", "POST", "%5Fmethod=get").status == 200
-        assert [entry.units for entry in house.spent()] == [10] * (len(paths) + 2)
-    assert [reached.target for reached in house.upstream.reached] == [*paths, *["/search/x"] * 2]
+        assert house.ask("/search/x", "POST", "_method=get&x=" + "x" * 17_000_000).status == 200
+        assert [entry.units for entry in house.spent()] == [10] * (len(paths) + 3)
+    assert [reached.target for reached in house.upstream.reached] == [*paths, *["/search/x"] * 3]
 
 
 def test_a_web_page_spends_nothing(house: House) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -508,6 +509,17 @@ READINGS = {
 def test_a_path_that_can_be_read_in_two_ways_costs_the_dearer(call: str, path: str) -> None:
     verb, _, method = call.partition(" ")
     assert upstream_of(TWO_WAYS).method(verb, f"https://api.vendor.example{path}") == (method or None)
+
+
+def test_a_field_of_a_post_may_name_any_verb_and_a_long_body_takes_little_memory() -> None:
+    may = b"_METHOD=PUT", b'{"\\u005fmethod": "PUT"}', b"a=b&.%6Dethod=PUT"
+    may_not = b"payment_method=card", b"self._method()", b"_methods=2", b"%" * 1_000_000
+    tracemalloc.start()
+    for body in (*may, *may_not):
+        verbs = upstream_of(GITHUB).verbs("POST", "https://api.github.com/x", {}, body)
+        assert (verbs == ["POST"]) == (body in may_not), body[:40]
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
