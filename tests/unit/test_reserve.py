@@ -69,7 +69,7 @@ def test_a_number_from_0_on_is_rounded_up_and_a_call_costs_a_unit_at_least(numbe
     assert Reserve(4_096, (("max_tokens",),)).bound(body({"max_tokens": number})) == bound
 
 
-def test_an_unreadable_or_very_long_body_counts_by_its_length() -> None:
+def test_no_body_raises_and_an_unreadable_or_very_long_one_counts_by_its_length() -> None:
     no_json = (b"", b"{", b"null", b"[]", b'"max_tokens"', b"\xff\xfe", b"7", b"[" * 100_000)
     for content in (*no_json, b'{"max_tokens": ' + b"9" * 5_000):
         assert CHAT.bound(RequestBody(content)) == 4_096 + -(-len(content) // 3)
@@ -79,9 +79,6 @@ def test_an_unreadable_or_very_long_body_counts_by_its_length() -> None:
     long = b'{"max_tokens": 5, "x": "' + b"x" * 16_000_000 + b'"}'
     assert CHAT.bound(RequestBody(long)) == 4_096 + -(-len(long) // 3)
     assert CHAT.bound(RequestBody(long[:-1_000_000] + b'"}')) == 5 + -(-(len(long) - 1_000_000 + 2) // 3)
-
-
-def test_no_body_raises() -> None:
     dice = random.Random(7)
     whole = json.dumps({"max_tokens": 100, "messages": [{"role": "user", "content": "é" * 30}], "n": [1, 2.5]}).encode()
     for _ in range(3_000):

@@ -85,9 +85,7 @@ def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path) -> None:
     write(tmp_path, "mine:daily", module="jobs.job")
     line = one_line(run(tmp_path, "run", "daily"), 78)
     assert "fetch = 'mine:daily' cannot be imported: ModuleNotFoundError: No module named 'jobs" in line
-    assert line.endswith(
-        "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-    )
+    assert line.endswith("quota.jobs.job: write for example `from quota.jobs.job import Page`")
     checked = run(tmp_path, "check")
     assert checked.returncode == 78, checked.stdout + checked.stderr
     assert "from quota.jobs.job import Page" in " ".join((checked.stdout + checked.stderr).split())

@@ -236,12 +236,7 @@ def test_what_the_book_says_is_kept_beyond_the_buckets_window() -> None:
     """5 calls a second, and after too many 30 s of refusals. No answer closes the bucket for longer than that."""
     answers = 'reset = { header = "X-Reset", as = "duration" }\nclosed = [{ status = 429, lasts = "30s" }]'
     book = a_book(f'remaining = "X-Left"\n{answers}', '[buckets.core]\nquota = 5\nresets = "1s"')
-    for headers, after_s in (
-        ({}, 30),
-        ({"Retry-After": "20"}, 20),
-        ({"X-Reset": "9s"}, 9),
-        ({"Retry-After": "60"}, 30),
-    ):
+    for headers, after_s in ({}, 30), ({"Retry-After": "20"}, 20), ({"X-Reset": "9s"}, 9), ({"Retry-After": "60"}, 30):
         assert read(book, 429, headers).closes[0].until_ms == NOW_MS + after_s * 1_000, headers
 
 
@@ -401,12 +396,10 @@ def test_an_empty_pool_closes_by_itself_only_where_the_call_was_refused() -> Non
 # -- what it cost ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cost", "units"),
-    [("12", 12), ("-1", None), ("1.5", 2), ("9" * 20, None), ("", None), ("5, 5", None)],  # once, or twice?
-)
-def test_a_header_may_have_the_cost_of_a_call(cost: str, units: int | None) -> None:
-    assert read(a_book("units = { header = 'X-Cost' }"), 200, {"x-cost": cost}).used_units == units
+def test_a_header_may_have_the_cost_of_a_call() -> None:
+    book = a_book("units = { header = 'X-Cost' }")
+    for cost, units in ("12", 12), ("-1", None), ("1.5", 2), ("9" * 20, None), ("", None), ("5, 5", None):
+        assert read(book, 200, {"x-cost": cost}).used_units == units, cost
 
 
 # -- hostile -----------------------------------------------------------------------------------------------------------
@@ -526,11 +519,7 @@ def test_a_field_of_a_post_may_name_any_verb_and_a_long_body_takes_little_memory
     ("verb", "path", "method"),
     [
         ("GET", "/youtube/v3/x%2F..%2Fsearch", "youtube.search.list"),
-        ("GET", "/youtube/v3/search;x", "youtube.search.list"),
-        ("GET", "/youtube/v3/search/", "youtube.search.list"),
         ("GET", "/youtube%5Cv3%2fsearch", "youtube.search.list"),
-        ("GET", "//youtube/v3//search", "youtube.search.list"),
-        ("GET", "/YouTube/v3/SEARCH", "youtube.search.list"),
         ("HEAD", "/youtube/v3/Captions/x/", "youtube.captions.download"),
         ("POST", "/upload/youtube/v3/videos/", "youtube.videos.insert"),
         ("POST", "/youtube/v3/search", None),
