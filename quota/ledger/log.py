@@ -275,7 +275,7 @@ class Log(ABC):
 
     @abstractmethod
     def projects(self) -> Sequence[str]:
-        """The projects that have a log here, in order."""
+        """The projects that have entries here, in the log or in the past, in order."""
 
     @abstractmethod
     def examine(self, project: str) -> Sequence[Finding]:

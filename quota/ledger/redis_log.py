@@ -75,7 +75,7 @@ _LASTING_WORDS = re.compile("WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command
 """The server's own errors that another try does not change."""
 
 _OF_A_PROJECT = re.compile("[A-Za-z0-9._:-]{1,64}")
-_LOG_KEY = re.compile(r"quota:\{(.*)\}:ledger:log")
+_LOG_OR_PAST = re.compile(r"quota:\{(.*)\}:ledger:(?:log|past)")
 _INCLUDE = re.compile("^-- @include (.*)\n", re.MULTILINE)
 """A line of a script that a file of `lua/parts/` replaces."""
 
@@ -250,7 +250,7 @@ class RedisLog(OfOneProcess, Log):
 
     def projects(self) -> Sequence[str]:
         try:
-            matches = map(_LOG_KEY.fullmatch, self._connected().scan("quota:{*}:ledger:log"))
+            matches = map(_LOG_OR_PAST.fullmatch, self._connected().scan("quota:{*}:ledger:[lp]*"))
             return sorted({match[1] for match in matches if match is not None})
         except Failed as error:
             raise self._error(error) from error

@@ -77,10 +77,7 @@ _SHORTEN_PAST = (
 _CORRECTION = "SELECT units, ms, seq FROM corrected WHERE project = ? AND key = ?"
 _FORGET_CORRECTION = "DELETE FROM corrected WHERE project = ? AND key = ? AND ms = ? AND seq = ?"
 _CORRECT = "INSERT OR REPLACE INTO corrected VALUES (?, ?, ?, ?, ?)"
-_PROJECTS = (
-    "SELECT DISTINCT project FROM state AS s WHERE (name = ? AND value != ?)"
-    " OR EXISTS (SELECT 1 FROM log WHERE project = s.project) ORDER BY project"
-)
+_PROJECTS = "SELECT project FROM log UNION SELECT project FROM past ORDER BY project"
 _NAMES = "SELECT name FROM state WHERE project = ? ORDER BY name"
 _GET = "SELECT value FROM state WHERE project = ? AND name = ?"
 _PUT = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
@@ -252,7 +249,7 @@ class SqliteLog(OfOneProcess, Log):
     # -- the ledger --------------------------------------------------------------------------------------------------
 
     def projects(self) -> Sequence[str]:
-        rows = self._file.transact(lambda db: db.execute(_PROJECTS, (TRIMMED, id_text(START))).fetchall(), write=None)
+        rows = self._file.transact(lambda db: db.execute(_PROJECTS).fetchall(), write=None)
         return [str(project) for (project,) in rows]
 
     def examine(self, project: str) -> Sequence[Finding]:

@@ -24,15 +24,12 @@ from quota.rules.entry import START
 from quota.terms.limits import Selector
 
 
-def test_an_empty_log_has_no_epoch_no_entries_and_no_project(log: Log) -> None:
+def test_an_empty_log_has_nothing_and_its_first_entry_gives_it_an_epoch(log: Log) -> None:
     reply = ask(log)
     assert (reply.word, reply.clock_ms, reply.epoch, list(reply.unseen), reply.whole) == ("READ", NOW_MS, "", [], True)
     beginning = log.begin(P)
     assert (beginning.epoch, beginning.tip, beginning.trimmed) == ("", START, START)
     assert list(log.projects()) == []
-
-
-def test_the_first_entry_gives_an_empty_log_its_epoch(log: Log) -> None:
     reply = ask(log, charge(), new_epoch="first")
     assert (reply.word, reply.epoch) == ("APPENDED", "first")
     assert ask(log, charge(), seen=reply.id, new_epoch="other").epoch == log.begin(P).epoch == "first"
@@ -54,18 +51,13 @@ def test_entries_of_every_kind_are_read_as_they_were_appended(log: Log) -> None:
     assert list(ask(log).unseen) == [first, *stored]
 
 
-def test_the_first_entry_of_a_millisecond_has_the_number_that_its_author_sent(log: Log, clock: Clock) -> None:
-    reply = ask(log, charge(), seq=2**40 - 1)
-    assert reply.id == (NOW_MS, 2**40 - 1)
-    clock.now_ms += 1
-    assert ask(log, charge(), seen=reply.id, seq=5).id == (NOW_MS + 1, 5)
-
-
-def test_entries_of_the_same_millisecond_follow_the_newest_and_skip_numbers(log: Log) -> None:
-    """So two histories of a log seldom have one id."""
-    seen = ask(log, charge(), seq=10).id
-    assert ask(log, charge(), charge(), seen=seen, seq=3).id == (NOW_MS, 14)
+def test_an_entry_has_its_authors_number_or_follows_the_newest_of_its_millisecond(log: Log, clock: Clock) -> None:
+    """It skips numbers, so two histories of a log seldom have one id."""
+    assert ask(log, charge(), seq=10).id == (NOW_MS, 10)
+    assert ask(log, charge(), charge(), seen=(NOW_MS, 10), seq=3).id == (NOW_MS, 14)
     assert ask(log, charge(), seen=(NOW_MS, 15), seq=900 + 5 * MAX_SKIP).id == (NOW_MS, 916)
+    clock.now_ms += 1
+    assert ask(log, charge(), seen=(NOW_MS, 916), seq=2**40 - 1).id == (NOW_MS + 1, 2**40 - 1)
 
 
 @pytest.mark.parametrize(

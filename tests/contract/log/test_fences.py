@@ -199,15 +199,10 @@ def test_a_field_with_another_value_does_not_change(log: Log, expected: str | No
     assert entries_of(log) == []
 
 
-def test_several_fields_change_together(log: Log) -> None:
-    expected = {f"place:{n}": None for n in range(300)}
-    assert log.change(P, expected, {name: f"text of {name}" for name in expected}).done
-    assert state_of(log, *expected) == {name: f"text of {name}" for name in expected}
-
-
-def test_a_text_is_kept_as_it_is(log: Log) -> None:
+def test_several_fields_change_together_and_keep_their_texts_as_they_are(log: Log) -> None:
     texts = {"tabs": "a\tb\nc", "long": "x" * 100_000, "other letters": "Größe 測試 🙂", "sign": "-", "same": "=-"}
-    assert log.change(P, {}, texts).done
+    texts |= {f"place:{n}": f"text of {n}" for n in range(300)}
+    assert log.change(P, dict.fromkeys(texts), texts).done
     assert dict(log.change(P, dict.fromkeys(texts), {}).state) == texts
     assert log.change(P, texts, {"tabs": None}).done
 
@@ -300,18 +295,11 @@ def test_a_caller_with_another_epoch_changes_nothing(log: Log, epoch: str | None
     assert (epoch_of(log), list(log.names(P))) == (standing, [])
 
 
-def test_the_owner_of_a_fence_gives_the_log_back_as_it_was(log: Log) -> None:
-    tip = add(log, charge())
-    changed = log.change(P, {EPOCH: fence(log)}, {EPOCH: "first"})
-    assert (changed.done, changed.epoch, epoch_of(log)) == (True, "first", "first")
-    assert ask(log, charge(), seen=tip).word == "APPENDED"
-
-
-def test_an_empty_log_is_given_back_empty(log: Log) -> None:
-    changed = log.change(P, {EPOCH: fence(log)}, {EPOCH: None})
-    assert (changed.done, changed.epoch, epoch_of(log)) == (True, "", "")
-    assert list(log.projects()) == []
-    assert ask(log, charge(), epoch="").word == "APPENDED"
+def test_the_owner_of_a_fence_gives_the_log_back_as_it_was_also_an_empty_one(log: Log) -> None:
+    for epoch, projects in (("", []), ("first", [P])):
+        changed = log.change(P, {EPOCH: fence(log)}, {EPOCH: epoch or None})
+        assert (changed.done, changed.epoch, epoch_of(log), list(log.projects())) == (True, epoch, epoch, projects)
+        assert ask(log, charge(), epoch=epoch, seen=log.begin(P).tip, new_epoch="first").word == "APPENDED"
 
 
 def test_a_caller_that_names_the_seal_lifts_it(log: Log) -> None:

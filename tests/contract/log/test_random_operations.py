@@ -158,8 +158,7 @@ class Pair:
     def begin(self) -> None:
         views = self.dice.choice((VIEWS, VIEWS[:1], ()))
         self.ask(lambda log: log.begin(self.project, views, FIELDS))
-        if self.logs[0].begin(self.project).tip > START:
-            assert all(self.project in log.projects() for log in self.logs)
+        self.ask(lambda log: log.projects())
 
     def read(self) -> None:
         after, through = (self.dice.choice(self.marks)[1] for _ in range(2))
