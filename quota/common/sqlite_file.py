@@ -403,7 +403,7 @@ class SqliteFile:
         if code == sqlite3.SQLITE_CANTOPEN and lacks_descriptors():
             return self.error(self._says_system(errno.EMFILE))
         if code in _BUSY and self.path and lacks_locks(self.path):
-            return self.error(self._says_system(errno.ENOLCK))
+            return (self.unusable or self.error)(self._says_system(errno.ENOLCK))
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN) and (full := self.full()):
             return self.error(full)
         if code == sqlite3.SQLITE_CANTOPEN and (prevented := obstacle(self.path)) is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import stat
+import struct
 import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +35,8 @@ from quota.reports.status import read_status
 from quota.rules.entry import START, Entry
 from quota.rules.facts import Facts
 from quota.terms.limits import DAY_MS
+from support.patience import be_impatient
+from support.processes import in_child
 from support.setup import claim_of, state_at
 from support.users import NOBODY, as_user, needs_root, not_root
 
@@ -364,9 +370,25 @@ def test_a_lock_that_cannot_be_made_names_its_file_and_the_remedy(tmp_path: Path
         lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
 
 
-def test_a_lock_that_the_system_refuses_is_one_line_of_the_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="; put the store on a file system that has locks"):
-        _take(os.open(tmp_path, os.O_PATH), 0)
+def refusals_without_locks(store: str) -> list[str]:
+    """What a run and a charge say if a filter answers flock, and fcntl's locks, with ENOLCK; nothing without it."""
+    be_impatient()
+    checks = [(0x15, 5, 0, 73), (0x15, 0, 3, 72), (0x20, 0, 0, 24), (0x15, 2, 0, 6), (0x15, 1, 0, 7)]
+    rows = [(0x20, 0, 0, 0), *checks, (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50000 | errno.ENOLCK)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+    prctl, program = ctypes.CDLL(None).prctl, struct.pack("HP", len(rows), ctypes.addressof(code))
+    if os.uname().machine != "x86_64" or prctl(38, 1, 0, 0, 0) or prctl(22, 2, program):
+        return []
+    with pytest.raises(StoreError) as caught:
+        _take(lock_file(store, "trending"), 0)
+    return [str(caught.value), quota.open().budget().charge("videos.list").sentence()]
+
+
+def test_on_a_file_system_without_locks_a_refusal_ends_with_the_remedy(tmp_path: Path, state_dir: Path) -> None:
+    refusals = in_child(partial(refusals_without_locks, f"sqlite:///{tmp_path}/videos.db"))
+    if not refusals:
+        pytest.skip("no seccomp, or other numbers of its calls")
+    assert [refusal.rpartition(" a ")[2] for refusal in refusals] == ["file system that has locks"] * 2
 
 
 @needs_root

@@ -78,19 +78,13 @@ def test_a_run_that_lost_a_region_changes_its_place_no_more(here: Clocked, how: 
         assert keep(here, following, US="following 2") == []
 
 
-def test_a_run_that_has_ended_changes_no_place(here: Clocked) -> None:
-    a = claim_of("a")
-    here.state.claim(a)
-    here.state.end_claim(a, "done")
-    assert keep(here, a, US="after the end") == ["DE", "US"]
-    assert kept(here) == {}
-
-
-def test_a_run_keeps_the_places_of_regions_that_it_still_has(here: Clocked) -> None:
+def test_a_run_keeps_the_places_of_regions_that_it_still_has_until_it_has_ended(here: Clocked) -> None:
     a = claim_of("a")
     here.state.claim(a)
     here.state.claim(claim_of("b", "", "DE"), take_over=True)
     assert keep(here, a, US="a", DE="a") == ["DE"]
+    here.state.end_claim(a, "done")
+    assert keep(here, a, US="after the end") == ["DE", "US"]
     assert kept(here) == {"US": "a"}
 
 
