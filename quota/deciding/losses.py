@@ -47,7 +47,7 @@ LOOK_AGAIN_S = 0.005
 WRITE_AT_ONCE = 1_000
 """The most entries of others that the journal notes at once."""
 
-_NOUNS = {"charge": "charges", "correction": "corrections", "others": "units of others", "marker": "facts"}
+_NOUNS = {"charge": "charges", "correction": "corrections", "others": "units of others"}
 """What people call the entries of each kind. A warning names the first that was lost."""
 
 
@@ -133,8 +133,8 @@ def _put_back_lost(project: Project, journal: Journal, beginning: Moment) -> boo
                     return False
         except FenceLostError:
             return False
-        if lost:
-            _tell(project, journal, lost, beginning.clock_ms)
+        if told := [entry for entry in lost if entry.kind != "marker"]:  # `whole_facts` tells of facts
+            _tell(project, journal, told, beginning.clock_ms)
     journal.note(ledger=log.label)
     # Others may have changed the facts before the fence.
     facts = Facts.read(project.whole_facts(log.begin(name, (), (FACTS,))))

@@ -284,7 +284,13 @@ class Project(OfOneProcess):
             return stored
         facts = Facts.read(stored)
         whole = union(facts, Facts.read(noted).happened(max(beginning.clock_ms, self.wall())))
-        return stored if whole == facts else self.state.unite(whole).text()
+        if whole == facts:
+            return stored
+        before, after = self.state.unite(whole)
+        if after != before:  # otherwise another process has added them, or made them just now
+            say = "the ledger lacked facts that this machine had noted, and this machine added them"
+            warn("ledger_behind", say, ledger=self.log.label, project=self.name)
+        return after.text()
 
     def store_longest_window(self) -> None:
         """Name the longest window and the API in the ledger, so that the log keeps enough entries, of one API."""

@@ -180,9 +180,9 @@ class State:
         """Note charges that this machine has put back, the newest of them of `newest_ms`."""
         self._change_facts(lambda facts, _: facts_rules.lose(facts, loss, newest_ms))
 
-    def unite(self, other: Facts) -> Facts:
-        """Add what another history of the facts has. Returns the united facts."""
-        return self._change_facts(lambda facts, _: facts_rules.union(facts, other))[1]
+    def unite(self, other: Facts) -> tuple[Facts, Facts]:
+        """Add what another history of the facts has. Returns the facts before and after."""
+        return self._change_facts(lambda facts, _: facts_rules.union(facts, other))
 
     def _change_facts(self, rule: Callable[[Facts, int], Facts]) -> tuple[Facts, Facts]:
         """Change the facts, with a marker. Returns them before and after, even if others have changed them since."""

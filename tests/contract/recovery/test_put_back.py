@@ -172,7 +172,7 @@ def test_a_correction_comes_back_whose_first_try_got_no_answer(site: Site, repea
 
 
 @pytest.mark.parametrize("charges", [0, 1])
-def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int) -> None:
+def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int, caplog: Any) -> None:
     """The ledger loses it as soon as it has it."""
     machine = site.machine()
     budget = machine.budget(HUNDRED)
@@ -181,6 +181,7 @@ def test_an_exhaustion_comes_back_that_nobody_had_read(site: Site, charges: int)
     budget.exhaust("units", site.now_ms, site.now_ms + DAY_MS, "403 quotaExceeded")
     site.clear()
     assert budget.charge("videos.list").reason == "exhausted"
+    assert "the ledger lacked facts that this machine had noted, and this machine added them" in caplog.text
     site.clear()
     assert machine.budget(HUNDRED).reopen("units", "upstream was wrong")
     site.clear()
