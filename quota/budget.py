@@ -47,7 +47,7 @@ from quota.deciding.project import Project
 from quota.decision import SHADOW, AllowanceState, Decision, LimitState
 from quota.errors import LedgerError, OtherApi, UnknownCharge, UnusableLedger, UsageError
 from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
-from quota.rules.entry import START, Entry, call_keys, id_of_call, parts_of_id
+from quota.rules.entry import Entry, call_keys, id_of_call, parts_of_id
 from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.rules.reading import Mark
 from quota.terms.arguments import attribution, check_name, instance, text, texts
@@ -296,18 +296,8 @@ class Budget(OfOneProcess):
     ) -> None:
         """Count units that only upstream has counted, until its period ends. Of one name the largest counts. See
         `quota.rules.entry.Entry` for the rest."""
-        others = Entry(
-            id=START,
-            units=units,
-            bucket=bucket,
-            method=str(window_ms) if window_ms else "",
-            job="",
-            region=noun,
-            key=self._project.keys.next(),
-            kind="others",
-            of=name,
-            at=(since_ms, until_ms),
-        )
+        key, period = self._project.keys.next(), (since_ms, until_ms)
+        others = Entry.of_others(key, bucket, units, name, period, window_ms=window_ms, noun=noun)
         insist(self._project, lambda: add(self._project, lambda: [others]))
 
     # -- the decision; other modules of this package take its steps, too -----------------------------------------------

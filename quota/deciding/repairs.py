@@ -125,7 +125,7 @@ def _until_ms(stored: str) -> int:
 
 def _period_from(entry: Entry, now_ms: int) -> Entry:
     """The entry. If it is of others and its period begins in the future, the period begins now."""
-    since_ms, until_ms = entry.at
+    since_ms, until_ms = entry.period
     if entry.kind != "others" or since_ms <= now_ms:
         return entry
     return entry._replace(at=(now_ms, now_ms + until_ms - since_ms))

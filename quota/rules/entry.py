@@ -26,6 +26,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from quota.common.text import number_in
+from quota.terms.arguments import MAX_NUMBER
+
 Id = tuple[int, int]
 """The id of an entry: its time in ms since 1970, then its number within that millisecond. A union of two histories may
 change an id. The key stays."""
@@ -56,9 +59,9 @@ class Entry(NamedTuple):
     A correction has all fields of its charge. `of` is the key of that charge, `at` its id, and `before_units` its units
     until now.
 
-    In `others`, `of` names the source, and `at` has the beginning and the end of its period, in ms. Of one name, the
-    largest entry counts, until its period ends. `method` is the length of upstream's window, in ms, or empty: only
-    limits with such a window count the entry. With `region` CALLS, limits that count calls count it too.
+    In `others`, `of` names the source. Of one name, the largest entry counts, until its `period` ends (in `at`). Only
+    limits with a window of upstream's length count it (`window_ms`, in `method`; None: any length), and limits that
+    count calls only if it is `of_calls` (in `region`). `of_others` makes such an entry.
 
     An `unreadable` entry counts nothing.
     """
@@ -74,6 +77,26 @@ class Entry(NamedTuple):
     of: str = ""
     at: Id = START
     before_units: int = 0
+
+    @classmethod
+    def of_others(
+        cls, key: str, bucket: str, units: int, name: str, period: Id, *, window_ms: int = 0, noun: str = ""
+    ) -> Entry:
+        """Units of a bucket that only upstream has counted. `period`: its beginning and its end, in ms."""
+        return cls(START, units, bucket, str(window_ms or ""), "", noun, key, "others", name, period)
+
+    @property
+    def period(self) -> tuple[int, int]:
+        return self.at
+
+    @property
+    def window_ms(self) -> int | None:
+        """The length of upstream's window in an entry of others."""
+        return number_in(self.method, 0, MAX_NUMBER)
+
+    @property
+    def of_calls(self) -> bool:
+        return self.region == CALLS
 
 
 class Others(NamedTuple):

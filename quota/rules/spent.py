@@ -65,7 +65,7 @@ def others(entries: Iterable[Entry], now_ms: int) -> Iterator[Entry]:
     """The entries of others whose period is not over: of each name the largest."""
     largest: dict[str, Entry] = {}
     for entry in entries:
-        if entry.kind == "others" and entry.at[1] > now_ms:
+        if entry.kind == "others" and entry.period[1] > now_ms:
             standing = largest.get(entry.of)
             if standing is None or entry.units > standing.units:
                 largest[entry.of] = entry

@@ -22,9 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
 from typing import NamedTuple
 
-from quota.common.text import number_in
-from quota.rules.entry import CALLS, END, START, Entry, Id, Others, id_text, others_units, read_id
-from quota.terms.arguments import MAX_NUMBER
+from quota.rules.entry import END, START, Entry, Id, Others, id_text, others_units, read_id
 from quota.terms.limits import SLACK_MS, Calendar, View, as_long, cutoff, leaves_at
 
 MAX_LEAVING = 2_000
@@ -118,13 +116,12 @@ class RunningTotal:
         selector, window = self.view.selector, self.view.window
         if not selector.counts_bucket(entry.bucket) or selector.methods or selector.jobs:
             return
-        upstreams_ms = number_in(entry.method, 0, MAX_NUMBER)
-        fits = selector.count == "units" or entry.region == CALLS
-        if upstreams_ms is not None and not (fits and as_long(window.longest_ms, upstreams_ms)):
+        fits = selector.count == "units" or entry.of_calls
+        if (length_ms := entry.window_ms) is not None and not (fits and as_long(window.longest_ms, length_ms)):
             return
         # They leave at the end of their period, or of the calendar period in which it began, but no later than a charge
         # of the same time.
-        since_ms, until_ms = entry.at
+        since_ms, until_ms = entry.period
         leaves_ms = min(until_ms, leaves_at(window, entry.id[0]))
         if isinstance(window, Calendar) and since_ms:
             leaves_ms = min(leaves_ms, leaves_at(window, since_ms))
