@@ -40,8 +40,9 @@ from quota.deciding.allowance import (
     try_to_repay,
 )
 from quota.deciding.answers import Answers
-from quota.deciding.corrections import add, catch_up, correct, insist
+from quota.deciding.corrections import catch_up, correct, count_others, insist
 from quota.deciding.decide import decide
+from quota.deciding.levels import Levels
 from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
 from quota.decision import SHADOW, AllowanceState, Decision, LimitState
@@ -52,7 +53,6 @@ from quota.rules.facts import Compared, Exhaustion, Grant
 from quota.rules.reading import Mark
 from quota.terms.arguments import attribution, check_name, instance, text, texts
 from quota.terms.costs import CostBook
-from quota.terms.evidence import Heard
 from quota.terms.limits import Limit, named_twice
 
 if TYPE_CHECKING:
@@ -119,13 +119,7 @@ class Budget(OfOneProcess):
         self.limits = self.checklists.shown
         project.longest_ms = max([project.longest_ms, *(limit.view.window.longest_ms for limit in self.limits)])
         self.answers = Answers(self.credential, project, self.checklists)
-        self.heard_ms: dict[tuple[str, bool, tuple[str, ...]], int] = {}
-        """When the ledger was last asked about an answer's figure for a bucket: by bucket, whether the answer says
-        that nothing remains, and the names of the limits."""
-        self.heard: dict[tuple[str, tuple[str, ...]], tuple[Heard, int]] = {}
-        """What the newest answers said of a bucket's window, and when: by bucket and the names of the limits."""
-        self.without_usage: set[str] = set()
-        """The methods of calls that a whole answer has not settled."""
+        self.levels = Levels(self.answers, book)
         self.listener = Listener()
         self.tally: Callable[[str, int, int, int], object] = lambda *_: None
         """Called with each change of what this process spends: a method, calls and units (after a correction 0 or
@@ -298,7 +292,7 @@ class Budget(OfOneProcess):
         `quota.rules.entry.Entry` for the rest."""
         key, period = self._project.keys.next(), (since_ms, until_ms)
         others = Entry.of_others(key, bucket, units, name, period, window_ms=window_ms, noun=noun)
-        insist(self._project, lambda: add(self._project, lambda: [others]))
+        count_others(self._project, others)
 
     # -- the decision; other modules of this package take its steps, too -----------------------------------------------
 

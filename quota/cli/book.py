@@ -31,10 +31,10 @@ from quota.common.clock import NEVER, host_clock, moment
 from quota.common.redact import redact
 from quota.common.text import listed, many, members, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
+from quota.rules.evidence import evidence_of
 from quota.settings.books import book_names, book_tables, load_book
 from quota.terms.api import VERBS, Hosts
 from quota.terms.costs import CostBook, Price
-from quota.terms.evidence import evidence_of
 from quota.terms.limits import leaves_at
 from quota.wording import Table
 

@@ -7,9 +7,6 @@
 
 A timeout, a broken connection and an error answer stay charged: the attempt may have arrived, and upstream charges for
 failed calls too.
-
-    Meter, Attempt   charge one attempt, and follow its answer
-    news, observe    count what others used, by answers that say less remains than the ledger shows
 """
 
 from __future__ import annotations
@@ -28,17 +25,16 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import shorten, show, spaced
-from quota.deciding.outlook import counted
+from quota.deciding.levels import charged_ms
 from quota.deciding.run_limit import RunLimit
 from quota.deciding.spend import Settlement
 from quota.decision import Decision
 from quota.errors import QuotaError, Refused, UsageError
-from quota.rules.calls import charge_units, granted_units, lowers, wanted_grants
-from quota.rules.entry import CALLS, others_units
+from quota.rules.calls import charge_units
+from quota.rules.evidence import Heard
 from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.arguments import current_attribution, machine_name, text
-from quota.terms.evidence import Heard, Level, evidence_of
-from quota.terms.limits import DAY_MS, SECOND_MS, Limit, leaves_at, no_longer
+from quota.terms.limits import leaves_at
 
 _log = logging.getLogger("quota")
 
@@ -231,7 +227,7 @@ class Attempt:
         meaning = meaning._replace(free=meaning.free and (whole or frees))
         if not meaning.levels:
             return meaning
-        return meaning.with_evidence(news(self._budget, self.decision, meaning.levels, at_ms))
+        return meaning.with_evidence(self._budget.levels.news(self.decision, meaning.levels, at_ms))
 
     def follow(self, meaning: Meaning) -> None:
         """Act on an answer: close buckets, refund a free call, count what others used. Never raises a QuotaError."""
@@ -261,7 +257,7 @@ class Attempt:
     def _settles(self) -> bool:
         """Whether the body of a good answer will settle the call, as far as former answers show."""
         reads = self._settlement is not None and self._budget.book.answers.units is not None
-        return reads and self._succeeded and self.decision.method not in self._budget.without_usage
+        return reads and self._succeeded and self.decision.method not in self._budget.levels.without_usage
 
     def usage(self, headers: Mapping[str, str], *, framed: bool = False) -> Usage | None:
         """Finds the call's usage while the caller reads the body; None if the body settles nothing. `framed`: the
@@ -275,7 +271,7 @@ class Attempt:
         """Note that a whole answer lacks the call's usage, or has none that counts. An error needs none."""
         if self._succeeded:
             method = self.decision.method
-            self._budget.without_usage.add(method)
+            self._budget.levels.without_usage.add(method)
             _warn_once("usage_unread", why, self._budget.book.name, method, method=method)
 
     def settle_by(self, headers: Mapping[str, str], body: bytes) -> None:
@@ -301,7 +297,7 @@ class Attempt:
     def _observe(self, heard: Sequence[Heard]) -> None:
         try:
             if heard:
-                observe(self._budget, heard)
+                self._budget.levels.observe(heard)
         except QuotaError as trouble:
             warn("level_not_counted", trouble, bucket=heard[0].level.bucket)
 
@@ -310,13 +306,9 @@ class Attempt:
         of others."""
         if self._run_limit is not None:
             self._run_limit.give_back(returned_units)
-        budget, decided_ms, now_ms = self._budget, self.decision.decided_at_ms, self._clock() + self._ahead_ms
-        all_heard = tuple(budget.heard.values())
-        heard = [each for each, at_ms in all_heard if at_ms >= decided_ms and each.stands(at_ms, now_ms)]
-        if returned_units > 0 and heard:
-            read = project_of(budget).used_units()
-            used = {limit.name: read[limit.view] for limit in budget.limits if limit.view in read}
-            self._observe([each for each in heard if _changes(budget, each, used)])
+        if returned_units > 0:
+            since_ms, now_ms = self.decision.decided_at_ms, self._clock() + self._ahead_ms
+            self._observe(self._budget.levels.news_since(since_ms, now_ms))
 
     def _close(self, closing: Closing, *, is_pause: bool) -> None:
         bucket, until_ms, why = closing
@@ -337,123 +329,3 @@ class Attempt:
         until = "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms)
         named = {"project": budget.project, "bucket": bucket, "until": until}
         warn("bucket_closed", why, **named, method=decision.method, charge=decision.id)
-
-
-# -- what others used --------------------------------------------------------------------------------------------------
-
-# A level is compared with the charges at the time of the question, not at the time of the call: upstream may have
-# counted every call that left by then, and our own charges must not look like others'. So calls under way hide as many
-# units of others until the next answer; a call that returns units compares again what was heard meanwhile. One entry of
-# the kind `others` holds what others used in one period of upstream. It has one name per period, and the largest entry
-# counts: two processes that read the same answer count it once.
-
-WORTH_PERCENT = 1
-"""A level goes to the ledger only if it changes a limit by more than this share."""
-
-AGAIN_MS = SECOND_MS
-"""A process reports one window of a bucket to the ledger at most this often, and its emptiness at most this often."""
-
-BELIEVED_MS = DAY_MS
-"""How long a smaller limit from an answer holds. Later answers renew it."""
-
-
-def news(budget: Budget, decision: Decision, levels: Sequence[Level], now_ms: int) -> tuple[Heard, ...]:
-    """The levels of an answer that are worth a question to the ledger: those that change a limit by more than
-    WORTH_PERCENT, or empty a bucket. At most one level per second and window of a bucket. Charges to buckets that the
-    call does not spend are unknown here. `now_ms` is the time of the answer by the ledger's clock, as far as it is
-    known."""
-    used = {state.name: state.used_units for state in decision.limits}
-    worth: list[Heard] = []
-    of_now: set[tuple[str, bool, tuple[str, ...]]] = set()
-    for level in levels:
-        evidence = evidence_of(level, budget.book, budget.limits, charged_ms(decision), now_ms)
-        if evidence is None:
-            continue
-        is_empty, names = level.remaining_units == 0, tuple([limit.name for limit in evidence.limits])
-        budget.heard[level.bucket, names] = evidence, now_ms
-        if not (is_empty or _changes(budget, evidence, used) or _granted_anew(budget, (level,))):
-            continue
-        topic = level.bucket, is_empty, names
-        if topic in of_now or not 0 <= now_ms - budget.heard_ms.get(topic, 0) < AGAIN_MS:
-            budget.heard_ms[topic] = now_ms
-            of_now.add(topic)
-            worth.append(evidence)
-    return tuple(worth)
-
-
-def observe(budget: Budget, heard: Sequence[Heard]) -> None:
-    """Count what others used, by what was heard. Raises LedgerError."""
-    project, limits = project_of(budget), tuple([limit for limit in budget.limits if not limit.narrow])
-    outcome = counted(project, budget.checklists.of("", (), dict.fromkeys(limits, 0), ""))
-    now_ms = outcome.now_ms
-    used = dict(zip([limit.name for limit in limits], outcome.used_units, strict=True))
-    for evidence in heard:
-        if evidence.until_ms <= now_ms or not _changes(budget, evidence, used):
-            continue
-        name = others_name(evidence.level.bucket, evidence.since_ms)
-        counts = {limit.name: others_units(project.others(limit.view), name) for limit in evidence.alone}
-        units = max(_used(budget, evidence, limit) - used[limit.name] + counts[limit.name] for limit in evidence.alone)
-        if units > max(counts.values()):
-            bucket, since_ms, until_ms = evidence.level.bucket, evidence.since_ms, evidence.until_ms
-            # The entry counts in the limits that have this window.
-            longest_ms = max(limit.view.window.longest_ms for limit in evidence.limits)
-            calls = CALLS if any(limit.view.selector.count == "calls" for limit in evidence.limits) else ""
-            budget.add_others(bucket, units, since_ms, until_ms, name, window_ms=longest_ms, noun=calls)
-            _log.info("%s", line("used_by_others", bucket=bucket, units=units, until=rfc3339(until_ms)))
-            used |= {limit: used[limit] + units - before for limit, before in counts.items()}
-    if granted := _granted_anew(budget, [evidence.level for evidence in heard]):
-        standing = project.state.facts().grants
-        budget.grant(wanted_grants(budget.limits, granted, standing, now_ms, BELIEVED_MS))
-
-
-def others_name(bucket: str, since_ms: int) -> str:
-    """The name of the entry for what others used of a bucket in the period since then. Every process uses this name."""
-    return f"{bucket}@{since_ms}"
-
-
-def _granted(budget: Budget, level: Level) -> int | None:
-    """What upstream grants of a bucket, by the limit in an answer. None if the bucket has several windows, if a limit
-    counts it for longer, or if the headroom would leave nothing: then no call could leave, and no answer could correct
-    the mistake."""
-    bucket, units = budget.book.buckets.get(level.bucket), level.limit_units
-    if bucket is None or units is None or len(bucket.quotas) > 1:
-        return None
-    for limit in budget.limits:
-        most = granted_units(limit, {bucket.name: units})
-        if most == 0 or (most is not None and not no_longer(limit.view.window.longest_ms, bucket.window.longest_ms)):
-            return None
-    return units
-
-
-def _granted_anew(budget: Budget, levels: Sequence[Level]) -> dict[str, int]:
-    """What upstream grants by these levels, per bucket; empty if all of it holds already."""
-    granted = {level.bucket: units for level in levels if (units := _granted(budget, level)) is not None}
-    wanted = {bucket: units if lowers(budget.limits, bucket, units) else None for bucket, units in granted.items()}
-    believed = budget.answers.granted_now()
-    return granted if any(believed.get(bucket) != units for bucket, units in wanted.items()) else {}
-
-
-def charged_ms(decision: Decision) -> int:
-    """The time of the charge, read from its id `MS-KEY`; for any other id, the time of the decision."""
-    ms = (decision.id or "").partition("-")[0]
-    return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
-
-
-def _used(budget: Budget, evidence: Heard, limit: Limit) -> int:
-    """The least that upstream has counted against a limit's quota, so that no more than the answer's figure remains;
-    below 0 if more than the quota remains. A smaller limit in the answer is the quota if it lowers ours, or if it is no
-    more than our headroom: then the answer is about something else."""
-    level, quota_units = evidence.level, limit.quota_units
-    if level.limit_units is not None:
-        most = granted_units(limit, {level.bucket: level.limit_units})
-        if most == 0 or (most is not None and _granted(budget, level) is not None):
-            quota_units = min(level.limit_units, quota_units)
-    return quota_units - level.remaining_units
-
-
-def _changes(budget: Budget, evidence: Heard, used: Mapping[str, int]) -> bool:
-    """Whether upstream has counted enough more than the ledger to report it."""
-    return any(
-        100 * (_used(budget, evidence, limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
-        for limit in evidence.alone
-    )

@@ -27,9 +27,9 @@ from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, wo
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
+from quota.rules.evidence import Heard, Level
 from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, Route
 from quota.terms.costs import CostBook
-from quota.terms.evidence import Heard, Level
 from quota.terms.limits import SECOND_MS, leaves_at
 
 Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]

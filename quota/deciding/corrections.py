@@ -1,10 +1,11 @@
 """Appends entries that no limit refuses: corrections of charges, units that others used, draws of this machine.
 
-correct    sets the units that a charge counts
-add        appends entries
-find       looks for charges by their keys
-insist     does any of these, and waits while lost charges are put back
-catch_up   reads all new entries, once the log has all that this machine has read
+correct       sets the units that a charge counts
+add           appends entries
+count_others  appends units that only upstream has counted
+find          looks for charges by their keys
+insist        does any of these, and waits while lost charges are put back
+catch_up      reads all new entries, once the log has all that this machine has read
 """
 
 from __future__ import annotations
@@ -110,6 +111,11 @@ def insist(project: Project, work: Callable[[], T]) -> T:
         except StillCountingError:
             if elapsed_s() > ends_s:
                 raise LedgerError(f"ledger {project.log.label}: {COUNTING}; try again") from None
+
+
+def count_others(project: Project, others: Entry) -> None:
+    """Append units that only upstream has counted. Raises LedgerError."""
+    insist(project, lambda: add(project, lambda: [others]))
 
 
 def catch_up(project: Project) -> None:

@@ -34,7 +34,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import Budget, project_of
-from quota.clients.metering import others_name
 from quota.common.clock import rfc3339
 from quota.common.text import members
 from quota.deciding.history import charges, whole_since_ms
@@ -42,10 +41,10 @@ from quota.errors import ConfigError
 from quota.ledger.log import PAST_MS
 from quota.rules.calls import granted_units, wanted_grants
 from quota.rules.entry import CALLS, others_units
+from quota.rules.evidence import others_name, whole_limits
 from quota.rules.facts import Compared, Grant
 from quota.rules.spent import Spent
 from quota.terms.costs import CostBook, Metric, Monitoring
-from quota.terms.evidence import whole_limits
 from quota.terms.limits import DAY_MS, MINUTE_MS, Calendar, Limit
 
 if TYPE_CHECKING:
@@ -400,7 +399,7 @@ def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostB
 
 def _count_others(budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int) -> bool:
     """Count the units that only upstream counted in its present periods, in each limit on a whole bucket. Returns
-    whether units were added. They count once: `quota.clients.metering` gives them the same name."""
+    whether units were added. They count once: `quota.deciding.levels` gives them the same name."""
     added, project = False, project_of(budget)
     for count in buckets:
         if not (count.period.since_ms <= now_ms < count.period.until_ms and count.unknown_units):

@@ -1,18 +1,17 @@
-"""What upstream's answers say remains is evidence of what others use: `quota.clients.metering`."""
+"""What upstream's answers say remains is evidence of what others use: `quota.deciding.levels`."""
 
 from __future__ import annotations
 
 from quota.budget import Budget, project_of
-from quota.clients.metering import news, observe
 from quota.decision import Decision
 from quota.rules.entry import others_units
+from quota.rules.evidence import Level
 from quota.settings.books import default_limits
 from quota.terms.costs import CostBook
-from quota.terms.evidence import Level
 from quota.terms.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Limit, Selector, Sliding, View
 from support.books import parse_book
 from support.processes import in_threads
-from support.setup import Setup, budget_of
+from support.setup import Setup
 
 CORE = """
 api = "example"
@@ -35,16 +34,14 @@ TWO_WINDOWS = parse_book(CORE.replace("quota = 1_000\nresets = {resets}", f"wind
 
 
 def made(setup: Setup, book: CostBook = HOURLY, *more: Limit) -> Budget:
-    return budget_of(
-        setup.ledger, *default_limits(book), *more, project=setup.project, book=book, clock=lambda: setup.now_ms
-    )
+    return setup.budget(*default_limits(book), *more, book=book)
 
 
 def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
     """What an answer says; how many levels of it were worth a question."""
-    worth = news(budget, decision, levels, project_of(budget).now_ms())
+    worth = budget.levels.news(decision, levels, project_of(budget).now_ms())
     if worth:
-        observe(budget, worth)
+        budget.levels.observe(worth)
     return len(worth)
 
 

@@ -14,9 +14,9 @@ import pytest
 from quota.clients.upstream import Closing, Meaning, upstream_of
 from quota.clients.upstream_errors import bucket_of
 from quota.errors import UsageError
+from quota.rules.evidence import Level, evidence_of
 from quota.settings.books import load_book
 from quota.terms.costs import CostBook, Part
-from quota.terms.evidence import Level, evidence_of
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import parse_book
 

@@ -1,9 +1,10 @@
 """What an answer says about a bucket: evidence of what others use. Pure.
 
     Level          `remaining_units` of `limit_units` until `reset_ms`, as one answer says it
-    Heard          what follows from a level: until when it holds, and which limits it concerns
+    Heard          what follows from a level: until when it holds, which limits it concerns, what upstream has counted
     evidence_of    makes a Heard of a Level; None if nothing follows
     whole_limits   the limits that count every unit of a bucket, whoever uses it
+    others_name    names what others used in one period
 
 A level never frees units. It only says that no more than this remains: if we expect more, others have used the
 difference. An example with a limit of 5,000 units an hour, of which we have charged 700:
@@ -24,11 +25,15 @@ while after our clock began a period, upstream's clock may still be in the perio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from quota.rules.calls import granted_units
 from quota.terms.costs import Bucket, CostBook
 from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Window, as_long, no_longer
+
+WORTH_PERCENT = 1
+"""A level goes to the ledger only if it changes a limit by more than this share."""
 
 
 class Level(NamedTuple):
@@ -48,7 +53,8 @@ class Level(NamedTuple):
 class Heard(NamedTuple):
     """What follows from a level, until `until_ms`. Upstream's period began at `since_ms`; 0 if its window slides.
 
-    `limits` count the whole bucket in such a window; the limits in `alone` also count no other bucket.
+    `limits` count the whole bucket in such a window; the limits in `alone` also count no other bucket. `granted_units`
+    are what upstream grants of the bucket, or None: see `_granted`.
     """
 
     level: Level
@@ -56,6 +62,7 @@ class Heard(NamedTuple):
     until_ms: int
     limits: tuple[Limit, ...]
     alone: tuple[Limit, ...]
+    granted_units: int | None
 
     @property
     def why_empty(self) -> str:
@@ -67,6 +74,24 @@ class Heard(NamedTuple):
     def stands(self, at_ms: int, now_ms: int) -> bool:
         """Whether what was heard at a time holds now. If upstream's window slides, its count falls as charges leave."""
         return bool(self.since_ms or self.level.reset_ms) or 100 * (now_ms - at_ms) <= self.until_ms - at_ms
+
+    def counted_units(self, limit: Limit) -> int:
+        """The least that upstream has counted against a limit's quota, so that no more than the answer's figure
+        remains; below 0 if more than the quota remains. A smaller limit in the answer is the quota if it lowers ours,
+        or if it is no more than our headroom: then the answer is about something else."""
+        level, quota_units = self.level, limit.quota_units
+        if level.limit_units is not None:
+            most = granted_units(limit, {level.bucket: level.limit_units})
+            if most == 0 or (most is not None and self.granted_units is not None):
+                quota_units = min(level.limit_units, quota_units)
+        return quota_units - level.remaining_units
+
+    def changes(self, used: Mapping[str, int]) -> bool:
+        """Whether upstream has counted enough more than these used units, by limit, to report it."""
+        return any(
+            100 * (self.counted_units(limit) - used.get(limit.name, 0)) > WORTH_PERCENT * limit.limit_units
+            for limit in self.alone
+        )
 
 
 def evidence_of(level: Level, book: CostBook, limits: Sequence[Limit], charged_ms: int, now_ms: int) -> Heard | None:
@@ -92,7 +117,21 @@ def evidence_of(level: Level, book: CostBook, limits: Sequence[Limit], charged_m
         until_ms = min(until_ms, level.reset_ms)
     concerned = tuple([limit for limit in whole if as_long(limit.view.window.longest_ms, window.longest_ms)])
     alone = tuple([limit for limit in concerned if (limit.view.selector.buckets or (*book.buckets,)) == (bucket.name,)])
-    return Heard(level, since_ms, until_ms, concerned, alone)
+    return Heard(level, since_ms, until_ms, concerned, alone, _granted(level, bucket, limits))
+
+
+def _granted(level: Level, bucket: Bucket, limits: Sequence[Limit]) -> int | None:
+    """What upstream grants of a bucket, by the limit in an answer. None if the bucket has several windows, if a limit
+    counts it for longer, or if the headroom would leave nothing: then no call could leave, and no answer could correct
+    the mistake."""
+    units = level.limit_units
+    if units is None or len(bucket.quotas) > 1:
+        return None
+    for limit in limits:
+        most = granted_units(limit, {bucket.name: units})
+        if most == 0 or (most is not None and not no_longer(limit.view.window.longest_ms, bucket.window.longest_ms)):
+            return None
+    return units
 
 
 def _window(level: Level, bucket: Bucket, whole: Sequence[Limit], now_ms: int) -> Window:
@@ -123,3 +162,8 @@ def whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterat
             continue
         if selector.count == "units" or all(price.units_in(bucket) in (0, 1) for price in prices):
             yield limit
+
+
+def others_name(bucket: str, since_ms: int) -> str:
+    """The name of the entry for what others used of a bucket in the period since then. Every process uses this name."""
+    return f"{bucket}@{since_ms}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from quota.rules.evidence import Level, evidence_of, whole_limits
 from quota.settings.books import default_limits
-from quota.terms.evidence import Level, evidence_of, whole_limits
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import parse_book
 
