@@ -4,7 +4,8 @@
     runner            one run of a job; `run_job` is the door
     attempts          one step of a run with its retries, and what its errors mean
     fetches           the built-in fetch functions
-    places            who may cover the regions of a job, on this machine and on others, and where it stands in them
+    places            who may cover the regions of a job, and where it stands in them
+    lock              keeps the runs of one machine apart
     progress          shows the progress of a run
     interruption      signals, and the time to store the page in flight
     afterwards        what follows a run: metrics, notices, a health check

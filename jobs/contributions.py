@@ -38,7 +38,8 @@ from quota.jobs.job import (
     regions_of_users,
     sink_to_look_at,
 )
-from quota.jobs.places import away_now, checkpoints_of, is_running, made_lock, runs_on
+from quota.jobs.lock import is_running, made_lock
+from quota.jobs.places import away_now, checkpoints_of, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, check_space
 from quota.jobs.store.store import Store

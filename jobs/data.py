@@ -411,7 +411,8 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
       quota place reset trending DE
       quota place reset trending --dry-run
     """
-    from quota.jobs.places import only_one, reset_shared
+    from quota.jobs.lock import only_one
+    from quota.jobs.places import reset_shared
 
     with configured(config) as session, _store_of_places(session) as store:
         checkpoints = _chosen(session, store, job, region)

@@ -48,7 +48,8 @@ from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
 from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
-from quota.jobs.places import Covers, Hold, Lock, checkpoints_of, free_if_full, note_covers, only_one, work_of
+from quota.jobs.lock import Covers, Lock, note_covers, only_one
+from quota.jobs.places import Hold, checkpoints_of, free_if_full, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError, check_space

@@ -23,7 +23,7 @@ from quota.common.files import NotAloneError, first_within, open_alone
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.rules import open_storage
-from quota.jobs.places import _take, lock_file
+from quota.jobs.lock import _take, lock_file
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store

@@ -20,7 +20,8 @@ import quota
 from quota.common.clock import host_clock
 from quota.jobs.afterwards import _notices_of_run, follow_up
 from quota.jobs.job import Away, RunReport
-from quota.jobs.places import only_one, work_of
+from quota.jobs.lock import only_one
+from quota.jobs.places import work_of
 from quota.jobs.store.store import Store
 from quota.reports.notify import RETRY_MS, Notice, Ping, _send, notify
 from quota.rules.facts import Grant

@@ -21,7 +21,7 @@ from quota.common.clock import host_clock
 from quota.jobs.attempts import ATTEMPTS
 from quota.jobs.interruption import interruptible
 from quota.jobs.job import RunReport
-from quota.jobs.places import is_running, only_one
+from quota.jobs.lock import is_running, only_one
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint

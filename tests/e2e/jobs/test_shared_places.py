@@ -24,7 +24,8 @@ import pytest
 
 from quota.common.clock import host_clock
 from quota.jobs.emulator import Emulator
-from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of, only_one
+from quota.jobs.lock import only_one
+from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
