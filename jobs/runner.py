@@ -35,19 +35,20 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import quota
 from quota import Decision, Session
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
-from quota.common.text import describe, listed, many, members, show
+from quota.common.text import describe, many, members
+from quota.jobs.account import Account, RegionOutcome, ended, failed_report, keep, refused_report, skipped
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
-from quota.jobs.job import Page, RunReport, Sink, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
+from quota.jobs.job import Page, RunReport, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
 from quota.jobs.lock import Covers, Lock, note_covers, only_one
 from quota.jobs.places import Hold, checkpoints_of, free_if_full, work_of
 from quota.jobs.progress import Watcher
@@ -63,9 +64,6 @@ from quota.terms.limits import format_duration
 
 MAX_STEPS = 10
 """A fetch function that takes more steps than this without completing a page loops."""
-
-RegionOutcome = Literal["done", "partial", "skipped", "failed"]
-RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 log = logging.getLogger("quota.jobs")
 
@@ -99,192 +97,173 @@ def run_job(
     `clock` (ms since 1970), which dates stored data.
     Raises UsageError for an unknown job or region, and ConfigError for an unusable function or lock.
     """
-    clock, watcher = clock or host_clock, watcher or Watcher()
-    job = job_called(session.settings, name)
-    everything = regions_of(job, ())
-    due = regions_of(job, texts(regions, "region") if tick is None else tick.regions)
-    whole = due == everything
-    fetch, sink = functions_of(session.settings, job)
-    asked_ms = clock()
-    wait_ms = job.misfire_grace_ms + (0 if tick is None else tick.at_ms - asked_ms)
-    until_s = elapsed_s() + wait_ms / 1_000
+    job, watcher, clock = job_called(session.settings, name), watcher or Watcher(), clock or host_clock
+    return _Start(session, job, regions, here, tick, refusal, stop, watcher, silent, wait, clock).run()
+
+
+@dataclass(eq=False)
+class _Start:
+    """The start of a run: it waits for its turn on this machine, claims its regions, and covers those that it gets."""
+
+    session: Session
+    job: JobSettings
+    regions: str | Sequence[str]
+    here: bool
+    tick: Tick | None
+    refusal: Callable[[], Decision | None]
+    stop: Callable[[], int]
+    watcher: Watcher
+    silent: str
+    wait: Any
+    clock: Callable[[], int]
     before: Covers | None = None  # what the run covers that has the lock before this one
 
-    def overlaps() -> bool:
-        """Whether that run does all the work of this one. A tick is work of its own."""
-        return before is not None and tick is None and ((whole and before.whole) or {*due} <= {*before.regions})
+    def __post_init__(self) -> None:
+        self.everything = regions_of(self.job, ())
+        self.due = regions_of(self.job, texts(self.regions, "region") if self.tick is None else self.tick.regions)
+        self.whole = self.due == self.everything
+        self.fetch, self.sink = functions_of(self.session.settings, self.job)
+        self.asked_ms = self.clock()
+        wait_ms = self.job.misfire_grace_ms + (0 if self.tick is None else self.tick.at_ms - self.asked_ms)
+        self.until_s = elapsed_s() + wait_ms / 1_000
 
-    def waits(covers: Covers) -> bool:
-        nonlocal before
-        begins, before = before is None, covers
-        if begins and not overlaps():
-            watcher.waits()
-        return not overlaps() and elapsed_s() < until_s and stop() == 0
-
-    def held(store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
-        """Claim the regions, and cover those that the run gets: as many as are due."""
-        chosen = due if tick is None else everything
+    def run(self) -> RunReport:
+        """Run the job when its turn comes."""
+        url = self.session.settings.store.url
         try:
-            hold.begin(chosen, here=here)
-            mine = [region for region in chosen if region not in hold.away]
-            elsewhere = _elsewhere(session, job, store, hold, due)
+            with only_one(url, self.job.name, Covers(self.whole), self._waits) as lock:
+                return self._missed() if lock is None else self._locked(lock)
+        except StoreError as error:
+            return failed_report(self.session, self.job.name, error)
+
+    def _waits(self, before: Covers) -> bool:
+        """Whether to wait for the run that has the lock, which covers this."""
+        begins, self.before = self.before is None, before
+        if begins and not self._overlaps():
+            self.watcher.waits()
+        return not self._overlaps() and elapsed_s() < self.until_s and self.stop() == 0
+
+    def _overlaps(self) -> bool:
+        """Whether that run does all the work of this one. A tick is work of its own."""
+        if self.before is None or self.tick is not None:
+            return False
+        return (self.whole and self.before.whole) or {*self.due} <= {*self.before.regions}
+
+    def _locked(self, lock: Lock) -> RunReport:
+        """Hold the regions that are still due. A machine whose store has no room lets others have them."""
+        hold = None
+        try:
+            with self._open_store() as store:
+                due = self._still_due(store)
+                if self.before and not due:
+                    return ended(self.session, self.job, "overlap", "another run has covered it meanwhile")
+                with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.tick) as hold:
+                    return self._held(store, lock, hold, due)
+        except StoreError as error:
+            full = None if hold is not None else free_if_full(self.session, self.job, lock)
+            raise full or error from None
+
+    def _held(self, store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
+        """Claim the regions, and cover those that the run gets: as many as are due."""
+        session, job = self.session, self.job
+        chosen = due if self.tick is None else self.everything
+        try:
+            hold.begin(chosen, here=self.here)
+            elsewhere = self._elsewhere(store, hold, due)
             if elsewhere is not None:
                 session.budget(job.credential).repay()  # no decision follows that would
                 return elsewhere
-            refused = refusal()
+            refused = self.refusal()
         except quota.QuotaError as error:
-            _keep(store, _row_of(session, job, store), failed_report(session, name, error))
+            keep(store, self._row(store), failed_report(session, job.name, error))
             raise
-        row = _row_of(session, job, store)
+        row = self._row(store)
         if refused is not None:
-            report = _refused(session, job, refused)
+            report = refused_report(session, job, refused)
             if report.cannot_run:
                 hold.ending = "failed"
-            return _keep(store, row, report)
-        attempts = Attempts(session, job, fetch, store, stop, watcher, wait)
-        run = _Run(session, job, store, lock, whole, hold, attempts, sink, stop, watcher, [silent] if silent else [])
-        report = run.cover(row, mine, len(due))
+            return keep(store, row, report)
+        mine = [region for region in chosen if region not in hold.away]
+        attempts = Attempts(session, job, self.fetch, store, self.stop, self.watcher, self.wait)
+        report = _Run(self, store, lock, hold, attempts).cover(row, mine, len(due))
         if len(due) < len(chosen):
             return report
-        return replace(report, regions=(*report.regions, *_skipped(chosen, mine)))
+        return replace(report, regions=(*report.regions, *skipped(chosen, mine)))
 
-    store_settings, hold = session.settings.store, None
-    try:
-        with only_one(store_settings.url, job.name, Covers(whole), waits) as lock:
-            try:
-                if lock is None and overlaps():
-                    return _ended(session, job, "overlap", "already running on this machine; nothing done")
-                with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
-                    if lock is None:
-                        return _missed(session, job, store, due if tick is None else (), stop())
-                    covered = _covered(session, job, store, asked_ms, clock) if before and tick is None else ()
-                    still_due = [region for region in due if region not in covered]
-                    if before and not still_due:
-                        return _ended(session, job, "overlap", "another run has covered it meanwhile")
-                    with Hold(session, job, store, lock, longest_step_ms(job), tick) as hold:
-                        return held(store, lock, hold, still_due)
-            except StoreError as error:
-                if lock is not None and hold is None:
-                    error = free_if_full(session, job, lock) or error
-                return failed_report(session, name, error)
-    except StoreError as error:  # there is no place for the lock
-        return failed_report(session, name, error)
+    def _open_store(self) -> Store:
+        settings = self.session.settings.store
+        return Store(settings.url, retention_ms=settings.retention_ms, clock=self.clock)
 
+    def _row(self, store: Store) -> int:
+        """Note in the store that a run begins. Returns its row, for `keep`."""
+        return store.runs.begin(self.session.run, self.session.credential(self.job.credential).project, self.job.name)
 
-def _covered(session: Session, job: JobSettings, store: Store, since_ms: int, clock: Callable[[], int]) -> set[str]:
-    """The regions that runs have covered since a time."""
-    with suppress(quota.LedgerError):  # the claim fails with it
-        places, now_ms = checkpoints_of(session, job, store), clock()
-        return {place.region for place in places if since_ms <= ended_at(place) <= now_ms}
-    return set()
+    def _still_due(self, store: Store) -> list[str]:
+        """The regions that are due, without those that runs have covered while this one waited for its turn."""
+        covered: set[str] = set()
+        if self.before and self.tick is None:
+            with suppress(quota.LedgerError):  # the claim fails with it
+                places, now_ms = checkpoints_of(self.session, self.job, store), self.clock()
+                covered = {place.region for place in places if self.asked_ms <= ended_at(place) <= now_ms}
+        return [region for region in self.due if region not in covered]
 
+    def _missed(self) -> RunReport:
+        """The report of a run whose turn did not come, or before that a signal. The report and the store name the
+        regions that it did not fetch; a tick has none of its own, and the schedule reports it."""
+        if self._overlaps():
+            return ended(self.session, self.job, "overlap", "already running on this machine; nothing done")
+        with self._open_store() as store:
+            regions, number = self.due if self.tick is None else (), self.stop()
+            why = f"{', '.join(regions)} not fetched" if regions else "nothing fetched"
+            why += ": another run of the job has not ended"
+            if number:
+                why, status = f"interrupted; {why}", 128 + number
+            else:
+                grace, status = format_duration(self.job.misfire_grace_ms), 0
+                why += f" within misfire_grace ({grace}); if it hangs, end it"
+            report = RunReport(
+                self.session.run, self.job.name, "overlap", skipped(regions), why=why, exit_status=status
+            )
+            if regions and not number:
+                warn("run_skipped", why, job=self.job.name)
+            return keep(store, self._row(store), report)
 
-def _ended(session: Session, job: JobSettings, outcome: RunOutcome, why: str) -> RunReport:
-    return RunReport(session.run, job.name, outcome, why=why)
-
-
-def _skipped(regions: Sequence[str], covered: Sequence[str] = ()) -> tuple[RegionOfRun, ...]:
-    """The regions that a run did not cover."""
-    return tuple(RegionOfRun(region, "skipped") for region in regions if region not in covered)
-
-
-def _missed(session: Session, job: JobSettings, store: Store, regions: Sequence[str], number: int) -> RunReport:
-    """The report of a run whose turn did not come, or before that the signal of this number. The report and the store
-    name the regions that it did not fetch; a tick has none of its own, and the schedule reports it."""
-    why = f"{', '.join(regions)} not fetched" if regions else "nothing fetched"
-    why += ": another run of the job has not ended"
-    if number:
-        why, status = f"interrupted; {why}", 128 + number
-    else:
-        grace, status = format_duration(job.misfire_grace_ms), 0
-        why += f" within misfire_grace ({grace}); if it hangs, end it"
-    report = RunReport(session.run, job.name, "overlap", _skipped(regions), why=why, exit_status=status)
-    if regions and not number:
-        warn("run_skipped", why, job=job.name)
-    return _keep(store, _row_of(session, job, store), report)
-
-
-def _row_of(session: Session, job: JobSettings, store: Store) -> int:
-    """Note in the store that a run begins. Returns its row, for `_keep`."""
-    return store.runs.begin(session.run, session.credential(job.credential).project, job.name)
-
-
-def _keep(store: Store, row: int, report: RunReport) -> RunReport:
-    """Complete the run's row in the store. If that fails, the report, which it returns, still says what the run did."""
-    try:
-        store.runs.end(row, report)
-    except StoreError as error:
-        log.warning("%s: %s", line("run_not_kept", run=report.run, job=report.job), error)
-    return report
-
-
-def _elsewhere(session: Session, job: JobSettings, store: Store, hold: Hold, due: Sequence[str]) -> RunReport | None:
-    """The report of a run that has no region that is due; None if it has work. The store notes where the job runs
-    instead."""
-    report = RunReport(session.run, job.name, "elsewhere", _skipped(due), elsewhere=hold.away)
-    away = report.away
-    noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
-    store.note_elsewhere(job.name, work_of(session, job), *noted)
-    if hold.tick_is:
-        waits = hold.tick_is == "running"
-        why = "another scheduler is running this tick" if waits else "a scheduler has run this tick already"
-        return RunReport(session.run, job.name, "elsewhere", why=why, waits=waits)
-    if any(region not in hold.away for region in due):
-        return None
-    return replace(report, waits=any(away.same_store for away in hold.away.values()))
-
-
-def failed_report(session: Session, name: str, error: BaseException) -> RunReport:
-    """The report of a run that this error ended."""
-    if isinstance(error, quota.QuotaError):
-        return RunReport(session.run, name, "failed", why=str(error), exit_status=error.exit_status)
-    return RunReport(session.run, name, "failed", why=redact(describe(error)), exit_status=quota.QuotaError.exit_status)
-
-
-def _refused(session: Session, job: JobSettings, decision: Decision) -> RunReport:
-    """The report of a run that this decision ended."""
-    if decision.misconfigured:
-        return failed_report(session, job.name, quota.ConfigError(decision.why()))
-    return RunReport(
-        session.run,
-        job.name,
-        "stopped",
-        refused=True,
-        refused_by=decision.refused_by,
-        retry_at_ms=decision.retry_at_ms,
-        why="; ".join(filter(None, (decision.why(), decision.remedy()))),
-        # Waiting helps against neither, so cron must see it.
-        exit_status=quota.LedgerError.exit_status if decision.reason in ("ledger-unavailable", "clock") else 0,
-        refusal=decision.as_json(),
-    )
+    def _elsewhere(self, store: Store, hold: Hold, due: Sequence[str]) -> RunReport | None:
+        """The report of a run that has no region that is due; None if it has work. The store notes where the job runs
+        instead."""
+        report = RunReport(self.session.run, self.job.name, "elsewhere", skipped(due), elsewhere=hold.away)
+        away = report.away
+        noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
+        store.note_elsewhere(self.job.name, work_of(self.session, self.job), *noted)
+        if hold.tick_is:
+            waits = hold.tick_is == "running"
+            why = "another scheduler is running this tick" if waits else "a scheduler has run this tick already"
+            return replace(ended(self.session, self.job, "elsewhere", why), waits=waits)
+        if any(region not in hold.away for region in due):
+            return None
+        return replace(report, waits=any(away.same_store for away in hold.away.values()))
 
 
 @dataclass(eq=False)
 class _Run:
     """Covers the regions of one run. `end` is set as soon as something ends the run."""
 
-    session: Session
-    job: JobSettings
+    start: _Start
     store: Store
     lock: Lock
-    whole: bool  # the run covers all the work of its job
     hold: Hold
     attempts: Attempts
-    sink: Sink | None
-    stop: Callable[[], int]
-    watcher: Watcher
-    # since upstream last answered: the address that did not answer in each region, and the regions that failed
-    silent: list[str] = field(default_factory=list)
-    failed: list[Checkpoint] = field(default_factory=list)
+    failed: list[Checkpoint] = field(default_factory=list)  # the regions that failed since upstream last answered
     here: Checkpoint = field(init=False)  # of the current region
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
     down: bool = False  # whether the last step had no answer but transient errors
-    unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
-    outcomes: list[RegionOfRun] = field(default_factory=list)
-    idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
-    earlier: list[str] = field(default_factory=list)  # the regions that the round had covered before this run
-    added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
+
+    def __post_init__(self) -> None:
+        self.session, self.job = self.start.session, self.start.job
+        self.account = Account(self.session, self.job)
+        # since upstream last answered: the address that did not answer in each region
+        self.silent = [self.start.silent] if self.start.silent else []
 
     def cover(self, row: int, regions: Sequence[str], max_regions: int) -> RunReport:
         """Cover at most `max_regions` of these regions, in the order of the round, and note their names for others.
@@ -293,14 +272,14 @@ class _Run:
             report = self._cover(row, regions, max_regions)
         except BaseException as error:
             self.end = failed_report(self.session, self.job.name, error)
-            _keep(self.store, row, self._report(None))
-            if self.added and isinstance(error, quota.QuotaError):
+            keep(self.store, row, self._report(None))
+            if self.account.added and isinstance(error, quota.QuotaError):
                 self.hold.ending = "done"  # the regions stay with the store that has pages of their round
             raise
-        _keep(self.store, row, report)
-        if self.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
+        keep(self.store, row, report)
+        if self.start.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
             self.hold.ending = "stopped"  # its tick goes on with the next start
-        if self.end is not None and self.end.cannot_run and not self.added:
+        if self.end is not None and self.end.cannot_run and not self.account.added:
             self.hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
         return report
 
@@ -317,15 +296,15 @@ class _Run:
             checkpoints = pending[:max_regions]
             names = tuple(checkpoint.region for checkpoint in checkpoints)
             if len(pending) == len(checkpoints):
-                self.earlier = [region for region in regions if region not in names]
-            note_covers(self.lock, Covers(self.whole, names))
+                self.account.earlier = [region for region in regions if region not in names]
+            note_covers(self.lock, Covers(self.start.whole, names))
             self.store.runs.cover(row, names)
-            self.watcher.began(checkpoints, most)
+            self.start.watcher.began(checkpoints, most)
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
                 if self.end is None and len(self.silent) > 1 and self.silent[-1] == self.silent[-2]:
                     why = f"{self.silent[-1]} does not answer; the other regions wait for the next run"
-                    self.end = _ended(self.session, self.job, "failed", why)
+                    self.end = ended(self.session, self.job, "failed", why)
                 if self.end is None and checkpoint.region not in self.hold.away:
                     with in_run(self.session.run), quota.labels(job=self.job.name, region=checkpoint.region):
                         outcome = self._region()
@@ -333,8 +312,8 @@ class _Run:
                     outcome = self._unfinished()
                 if left is None and outcome.outcome in ("partial", "skipped"):
                     left = self.here
-                self.outcomes.append(outcome)
-                self.watcher.ended(outcome)
+                self.account.outcomes.append(outcome)
+                self.start.watcher.ended(outcome)
             if self.end is not None and self.end.outcome == "failed":
                 self._give_back(regions)
             return self._report(left)
@@ -347,7 +326,7 @@ class _Run:
         try:
             return self._pass()
         except quota.Refused as refusal:
-            self.end = _refused(self.session, self.job, refusal.decision)
+            self.end = refused_report(self.session, self.job, refusal.decision)
             if (never := self.attempts.too_dear(refusal.decision)) is not None:
                 status = quota.ConfigError.exit_status
                 self.end = replace(self.end, why=f"{self.end.why}; {never}", exit_status=status)
@@ -362,7 +341,7 @@ class _Run:
             self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
         except Interrupted as interrupt:
-            self.end = _ended(self.session, self.job, "stopped", f"interrupted{interrupt}")
+            self.end = ended(self.session, self.job, "stopped", f"interrupted{interrupt}")
         return self._unfinished()
 
     def _others_first(self) -> None:
@@ -392,7 +371,7 @@ class _Run:
         steps, lost, most = 0, 0, pages_of(self.job)  # steps without a whole page, and without a part, in a row
         while True:
             checkpoint = self.here
-            if self.stop():
+            if self.start.stop():
                 raise Interrupted
             check_space(self.store.path)
             started_at_ms = self.store.now_ms()
@@ -444,11 +423,8 @@ class _Run:
         """Store the page with its checkpoint, and tell everybody who follows the run."""
         units = self.attempts.unnoted()
         self.here = self.store.save_page(checkpoint, page, rows, units, started_at_ms=started_at_ms, finished=finished)
-        pages, items = self.added.get(checkpoint.region, (0, 0))
-        self.added[checkpoint.region] = pages + page.complete, items + page.items
-        if finished and not page.complete and not checkpoint.begun:
-            self.idle.append(checkpoint.region)
-        self.watcher.page(self.here)
+        self.account.stored(checkpoint, page, finished=finished)
+        self.start.watcher.page(self.here)
         stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
         took_ms = self.store.now_ms() - started_at_ms
         _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
@@ -472,16 +448,17 @@ class _Run:
         sql = "SELECT key FROM rows WHERE name = :table AND key IN (SELECT value FROM json_each(:ids))"
         keys = {f"{self.job.name} {name}": name for name in page.unknown}
         named = self.store.select(sql, table=UNKNOWN_IDS, ids=json.dumps([*keys]))
-        self.unknown += sorted({*page.unknown} - {keys[key] for (key,) in named} - {*self.unknown})
+        unknown = self.account.unknown
+        unknown += sorted({*page.unknown} - {keys[key] for (key,) in named} - {*unknown})
         rows = [*page.places.get(UNKNOWN_IDS, ()), *({"id": key} for key in keys)]
         return replace(page, places={**page.places, UNKNOWN_IDS: rows})
 
     def _hand_over(self, page: Page) -> Failure | None:
         """Give a copy of the page to the job's sink. An error of the sink fails the step."""
-        if self.sink is None or not page.items:
+        if self.start.sink is None or not page.items:
             return None
         try:
-            returned = self.sink(copy.deepcopy(page), self.job.name, self.here.region)
+            returned = self.start.sink(copy.deepcopy(page), self.job.name, self.here.region)
             if isinstance(returned, Coroutine | Generator | AsyncGenerator):  # a wrapper hides what it wraps
                 getattr(returned, "close", int)()  # Python warns of a coroutine that nobody awaited
                 raise TypeError(
@@ -500,10 +477,10 @@ class _Run:
                 budget = self.session.budget(self.job.credential)
                 decision = refusal_of(budget, self.job, self.attempts.fetch, checkpoint)
                 if decision is None:
-                    stopped = _ended(self.session, self.job, "stopped", failure.message)
+                    stopped = ended(self.session, self.job, "stopped", failure.message)
                     self.end = replace(stopped, refused=True, refused_by=failure.bucket)
                 else:
-                    self.end = _refused(self.session, self.job, decision)
+                    self.end = refused_report(self.session, self.job, decision)
                 return self._unfinished()
             case "config":
                 self._others_first()
@@ -526,11 +503,7 @@ class _Run:
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def _outcome(self, outcome: RegionOutcome, error: str | None = None) -> RegionOfRun:
-        checkpoint = self.here
-        pages, items = self.added.get(checkpoint.region, (0, 0))
-        cursor = None if outcome == "done" else checkpoint.cursor
-        error = error or self.left_out
-        return RegionOfRun(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
+        return self.account.outcome(self.here, outcome, error or self.left_out)
 
     def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)
@@ -539,58 +512,21 @@ class _Run:
         units, attempts = self.attempts.spent()
         with suppress(StoreError):  # the run's own row has the error
             self.store.runs.note_units(self.job.name, self.attempts.unnoted())
-        regions = tuple(replace(o, units=units.get(o.region, 0)) for o in self.outcomes)
-        notes = "; ".join(self._notes(units))
-        run = {"run": self.session.run, "job": self.job.name}
-        for region in regions:
-            ended = members(region, "region outcome pages items units")
-            _debug("region_ended", **run, **ended, why=region.error)
-        end = self.end or self._own_end(regions, notes)
-        has_failed = any(region.outcome == "failed" for region in regions)
-        status = end.exit_status or (quota.QuotaError.exit_status if has_failed else 0)
-        if self.stop():
-            status = 128 + self.stop()
+        report = self.account.report(self.end, units, self.hold.away, self.attempts.passed_over)
         report = replace(
-            end,
-            regions=regions,
-            units=sum(units.values()),
+            report,
             attempts=attempts,
-            exit_status=status,
+            exit_status=128 + self.start.stop() if self.start.stop() else report.exit_status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
-            elsewhere=self.hold.away,
             silent=self.silent[-1] if self.silent else "",
         )
-        spent = members(report, "units attempts")
-        _debug("run_ended", **run, outcome=end.outcome, regions=len(regions), **spent, status=status, why=end.why)
+        run = {"run": self.session.run, "job": self.job.name}
+        for region in report.regions:
+            _debug("region_ended", **run, **members(region, "region outcome pages items units"), why=region.error)
+        spent, status = members(report, "units attempts"), report.exit_status
+        outcome, number, why = report.outcome, len(report.regions), report.why
+        _debug("run_ended", **run, outcome=outcome, regions=number, **spent, status=status, why=why)
         return report
-
-    def _own_end(self, regions: Sequence[RegionOfRun], notes: str) -> RunReport:
-        """The end of a run that came to the end of its regions."""
-        failed = [region for region in regions if region.outcome == "failed"]
-        if failed:
-            why, only = failed[0].error or "", failed[0].region if len(self.job.regions) > 1 else ""
-            if len(regions) > 1:
-                names, only = ", ".join(region.region for region in failed), ""
-                why = f"{len(failed)} of {len(regions)} regions failed ({names})"
-            return replace(_ended(self.session, self.job, "failed", why), failed_region=only)
-        replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
-        return _ended(self.session, self.job, "elsewhere" if replaced else "done", notes)
-
-    def _notes(self, units: Mapping[str, int]) -> Iterator[str]:
-        """What a run says of calls that it did not make, and of ids that upstream does not know."""
-        if idle := [region for region in self.idle if not units.get(region)]:
-            yield "there was nothing to fetch" + (f" in {listed(idle)}" if units else "")
-        if self.earlier:
-            yield f"its round had covered {listed(self.earlier)} before"
-        if self.unknown:
-            unknown = f"upstream does not know {', '.join(map(show, self.unknown))}: correct or remove them"
-            warn("unknown_ids", unknown, job=self.job.name)
-            yield unknown
-        if passed_over := [*dict.fromkeys(self.attempts.passed_over)]:
-            where = f", in {listed(passed_over)}" if any(passed_over) else ""
-            lacks = f"the fetch function went on without a call that was refused{where}"
-            warn("page_lacks_a_call", lacks, job=self.job.name)
-            yield lacks
 
 
 _CIRCLE = "the next page is one that this pass has already fetched; the next round begins with the first page"

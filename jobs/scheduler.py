@@ -49,6 +49,7 @@ from quota.common.clock import elapsed_s, host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe, many
 from quota.jobs import interruption, runner
+from quota.jobs.account import failed_report
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
 from quota.jobs.job import RunReport, functions_of
@@ -282,7 +283,7 @@ class _JobQueue:
             try:
                 report = self._run(session, tick, refusal)
             except BaseException as error:
-                follow_up(session, runner.failed_report(session, self.job.name, error), ping)
+                follow_up(session, failed_report(session, self.job.name, error), ping)
                 raise
             follow_up(session, report, ping)
         if started_s is not None or report.outcome != "stopped":
