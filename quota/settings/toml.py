@@ -11,6 +11,9 @@
 
 A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did you mean 'window'?`
 
+Neither pydantic nor msgspec names the nearest key or the environment variable of a value, and msgspec names no key of a
+table of names (`credentials[...]`). To import pydantic takes a cron tick ten times as long as to read its file.
+
 `schema_of` makes the JSON Schema. A schema sees one file only: the reader alone checks that a name exists, that a path
 is there, or that a number is below another.
 """
