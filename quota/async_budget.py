@@ -97,16 +97,13 @@ class AsyncBudget(OfOneProcess):
     ) -> list[Decision]:
         """`Budget._decide`, with every step that may wait in a thread."""
         budget = self._budget
-        checklist, charges = budget._price(calls, job, region, reserved=reserved)
-        if not charges:
-            return budget._free(checklist)
-        read = budget._project.reading.mark
+        priced = budget._price(calls, job, region, commit=commit, reserved=reserved)
+        if not priced.charges:
+            return budget._free(priced.checklist)
         try:
-            asking = partial(budget._ask_ledger, checklist, charges, commit=commit)
-            return await self._awaiter.ask(asking, self._give_back)
+            return await self._awaiter.ask(partial(budget._ask_ledger, priced), self._give_back)
         except LedgerError as error:  # it does not answer, or no thread was free
-            asking = partial(budget._ask_allowance, checklist, charges, error, read=read, commit=commit)
-            return await self._awaiter.in_thread(asking, self._give_back)
+            return await self._awaiter.in_thread(partial(budget._ask_allowance, priced, error), self._give_back)
 
     def _give_back(self, decisions: list[Decision]) -> None:
         """Refund these: no caller got the decisions, so no call left."""

@@ -72,6 +72,16 @@ class Call(NamedTuple):
     parts: Parts | None = None
 
 
+class Priced(NamedTuple):
+    """Calls that are to be decided: what they cost and which limits count them, their charges, how far this process has
+    read the log, and whether to charge them."""
+
+    checklist: Checklist
+    charges: tuple[Entry, ...]
+    read: Mark
+    commit: bool
+
+
 class Listener:
     """Whoever listens to a budget while a run uses it. `of_run`: the run's job and region, whose fetch function may
     charge in threads of its own."""
@@ -235,7 +245,7 @@ class Budget(OfOneProcess):
             return outlook
         cheapest, read = self.checklists.of_a_look(), self._project.reading.mark
         charges = charges_of([cheapest], "", "", self._project.keys.next)
-        (decision,) = self._ask_allowance(cheapest, charges, trouble, read=read, commit=False)
+        (decision,) = self._ask_allowance(Priced(cheapest, charges, read, commit=False), trouble)
         return outlook._replace(full=None if decision.admitted else decision, dearest=None)
 
     def owed_units(self) -> int:
@@ -307,17 +317,17 @@ class Budget(OfOneProcess):
     ) -> list[Decision]:
         """The decisions about calls of one job that leave together, in order: all are admitted, or none. With
         `reserved`, the charge is an upper bound of the cost."""
-        checklist, charges = self._price(calls, job, region, reserved=reserved)
-        if not charges:
-            return self._free(checklist)
-        read = self._project.reading.mark
+        priced = self._price(calls, job, region, commit=commit, reserved=reserved)
+        if not priced.charges:
+            return self._free(priced.checklist)
         try:
-            return self._ask_ledger(checklist, charges, commit=commit)
+            return self._ask_ledger(priced)
         except LedgerError as error:
-            return self._ask_allowance(checklist, charges, error, read=read, commit=commit)
+            return self._ask_allowance(priced, error)
 
-    def _ask_ledger(self, checklist: Checklist, charges: Sequence[Entry], *, commit: bool) -> list[Decision]:
-        """The ledger's decision about priced calls. Raises LedgerError."""
+    def _ask_ledger(self, priced: Priced) -> list[Decision]:
+        """The ledger's decision. Raises LedgerError."""
+        checklist, charges, _, commit = priced
         outcome = decide(self._project, checklist, charges, commit=commit)
         decision = self.answers.decision(checklist, outcome, commit=commit)
         if decision.admitted and not commit and (why := self._project.log.unwritable(self.project)):
@@ -325,19 +335,12 @@ class Budget(OfOneProcess):
         if self._recorder is not None:
             self._recorder.answered()
         first_ms = None if outcome.first is None else outcome.first[0]
-        return self._of_each(checklist, charges, decision, first_ms, commit=commit)
+        return self._of_each(priced, decision, first_ms)
 
-    def _of_each(
-        self,
-        checklist: Checklist,
-        charges: Sequence[Entry],
-        decision: Decision,
-        first_ms: int | None,
-        *,
-        commit: bool,
-    ) -> list[Decision]:
+    def _of_each(self, priced: Priced, decision: Decision, first_ms: int | None) -> list[Decision]:
         """The decision about each call. The charges were made at `first_ms`; None: nothing was charged. Tells
         the listener unless this is a peek."""
+        checklist, charges, _, commit = priced
         decisions, at = [], 0
         for call in checklist.calls:
             charged = first_ms is not None and call.parts
@@ -380,8 +383,8 @@ class Budget(OfOneProcess):
             self._recorder.close()
 
     def _price(
-        self, calls: Sequence[Call], job: str | None, region: str | None, *, reserved: bool = False
-    ) -> tuple[Checklist, tuple[Entry, ...]]:
+        self, calls: Sequence[Call], job: str | None, region: str | None, *, commit: bool, reserved: bool = False
+    ) -> Priced:
         """What these calls cost, and which limits count them. Reads memory only, so it never waits.
 
         Raises UsageError for calls that can never be admitted, CostExceedsLimit and UnknownMethod among them.
@@ -399,7 +402,8 @@ class Budget(OfOneProcess):
                 f"these {many(len(each), 'call')} are {many(len(charges), 'charge')}, one for each bucket, and at most "
                 f"{MAX_CHARGES} are made together; make fewer calls at once"
             )
-        return each[0] if len(each) == 1 else checklists.sum_of(each, job), charges
+        checklist = each[0] if len(each) == 1 else checklists.sum_of(each, job)
+        return Priced(checklist, charges, self._project.reading.mark, commit)
 
     def _free(self, checklist: Checklist) -> list[Decision]:
         """The decisions about calls that cost nothing. They need no ledger."""
@@ -407,12 +411,11 @@ class Budget(OfOneProcess):
         free = Decision(admitted=True, credential=self.credential, project=self.project, decided_at_ms=now_ms)
         return [free._replace(method=call.method) for call in checklist.calls]
 
-    def _ask_allowance(
-        self, checklist: Checklist, charges: Sequence[Entry], trouble: LedgerError, *, read: Mark, commit: bool
-    ) -> list[Decision]:
+    def _ask_allowance(self, priced: Priced, trouble: LedgerError) -> list[Decision]:
         """The decision while the ledger does not answer: the local allowance decides; without an allowance the calls
         are refused, as are those of a bucket that upstream has closed. A project of another API draws nothing: nobody
-        could hand that over. `read` is how far this process had read before it asked."""
+        could hand that over."""
+        checklist, charges, read, commit = priced
         if self._recorder is not None:
             self._recorder.unanswered()
         detail, left_units, allowance = str(trouble), None, None
@@ -448,7 +451,7 @@ class Budget(OfOneProcess):
         if commit and not admitted:
             self._project.note_refused(checklist.method, charges)
         first_ms = decision.decided_at_ms if decision.source else None
-        return self._of_each(checklist, charges, decision, first_ms, commit=commit)
+        return self._of_each(priced, decision, first_ms)
 
 
 def project_of(budget: Budget) -> Project:
@@ -458,7 +461,7 @@ def project_of(budget: Budget) -> Project:
 
 def check_call(budget: Budget, call: str | tuple[str, int], job: str) -> None:
     """Raise UsageError for a call that can never succeed, as `charge_many` does. Asks no ledger."""
-    budget._price(calls_of([call]), job, None)
+    budget._price(calls_of([call]), job, None, commit=False)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Meter:
         budget, run_limit = self.budget, self.run_limit
         if run_limit is None:
             return budget._decide(calls, commit=True)
-        checklist, _ = budget._price(calls, None, None)
+        checklist = budget._price(calls, None, None, commit=True).checklist
         if not run_limit.take(checklist.units):
             at_ms = project_of(budget).wall()
             names = [call.method for call in checklist.calls]
