@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from html import escape
+from string import ascii_lowercase, ascii_uppercase
 from urllib.parse import quote
 
 REDACTED = "[redacted]"
@@ -43,23 +45,39 @@ _SHAPES = (
 _secrets: tuple[str, ...] = ()
 
 
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
+def spellings(secret: str) -> list[str]:
+    """A secret as it is, quoted as in a URL or a form, and escaped as Python, JSON and HTML do; the longest first,
+    because one may contain another. ASCII is in lower case: encoders differ in the case of their digits."""
+    quoted = [quote(secret, safe=safe) for safe in ("/", "", "*", "!*()", "!*()'")]
+    quoted += [text.replace("~", "%7e") for text in quoted]
+    quoted += [text.replace("%20", "+") for text in quoted]
+    in_json, in_html = json.dumps(secret)[1:-1], escape(secret)
+    json_for_html = re.sub("[&+<>'`]", lambda char: f"\\u{ord(char[0]):04x}", in_json)
+    texts = [secret, *quoted, repr(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]]
+    texts += [in_json, in_json.replace("/", "\\/"), json_for_html]
+    texts += [in_html, in_html.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")]
+    return sorted({text.translate(_LOWER) for text in texts}, key=lambda text: (-len(text), text))
+
+
 def register(secret: str | None) -> None:
-    """Remember a secret for the rest of the process: as it is, quoted as in a URL, and escaped as Python and JSON do.
+    """Remember a secret, in all its spellings, for the rest of the process.
 
     Ignores None and values shorter than MIN_SECRET_LENGTH.
     """
     global _secrets
     if secret is not None and len(secret) >= MIN_SECRET_LENGTH:
-        # Sort the longest first, because one secret may contain another. Readers of a new tuple need no lock.
-        forms = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
-        forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
-        _secrets = tuple(sorted(forms, key=lambda value: (-len(value), value)))
+        # Readers of a new tuple need no lock.
+        _secrets = tuple(sorted({*_secrets, *spellings(secret)}, key=lambda value: (-len(value), value)))
 
 
 def redact(text: str) -> str:
     """Replace every part of `text` that is a secret, or looks like one, by `[redacted]`."""
     for secret in _secrets:
-        text = text.replace(secret, REDACTED)
+        if secret in text.translate(_LOWER):
+            text = re.sub(re.escape(secret), REDACTED, text, flags=re.ASCII | re.IGNORECASE)
     if _CUT in text and _secrets:
         text = _without_pieces(text)
     for shape in _SHAPES:
@@ -73,9 +91,10 @@ def _without_pieces(text: str) -> str:
     for at, part in enumerate(parts):
         for secret in _secrets:
             lengths = range(min(len(secret) - 1, len(part)), MIN_PIECE_LENGTH - 1, -1)
-            if at < len(parts) - 1 and (length := next((n for n in lengths if part.endswith(secret[:n])), 0)):
+            lower = part.translate(_LOWER)
+            if at < len(parts) - 1 and (length := next((n for n in lengths if lower.endswith(secret[:n])), 0)):
                 part = part[:-length] + REDACTED
-            if at and (length := next((n for n in lengths if part.startswith(secret[-n:])), 0)):
+            if at and (length := next((n for n in lengths if lower.startswith(secret[-n:])), 0)):
                 part = REDACTED + part[length:]
         parts[at] = part
     return _CUT.join(parts)

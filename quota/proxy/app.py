@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 from google.auth.exceptions import GoogleAuthError
@@ -40,7 +40,7 @@ from quota.clients.metering import Attempt
 from quota.clients.upstream import upstream_of
 from quota.clients.upstream_errors import refused_login
 from quota.common.log import line, warn
-from quota.common.redact import MIN_SECRET_LENGTH
+from quota.common.redact import MIN_SECRET_LENGTH, spellings
 from quota.common.text import describe, nearest, show
 from quota.dashboard.reading import read_samples
 from quota.decision import Decision
@@ -462,31 +462,32 @@ class Mask:
     """Replaces a secret in one answer by as many stars, because callers must not learn the key.
 
     `feed` returns the bytes that may pass. It holds back a possible beginning of a secret until the next piece or the
-    `end`. It does not search packed bodies, and does not recognize other encodings of a secret.
+    `end`. It does not search packed bodies, and recognizes the `spellings` of a secret only.
     """
 
     def __init__(self, secret: str | None) -> None:
-        spelled = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")} if secret else ()
-        # The longest first, because a spelling may contain another.
-        spellings = [text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH]
-        self._secrets = sorted(spellings, key=len, reverse=True)
+        spelled = spellings(secret) if secret else ()
+        self._secrets = [text.encode() for text in spelled if len(text) >= MIN_SECRET_LENGTH]
         self._longest = max(map(len, self._secrets), default=0)
         self._kept = b""
 
     def whole(self, data: bytes) -> bytes:
+        lower = data.lower()
         for secret in self._secrets:
-            data = data.replace(secret, b"*" * len(secret))
+            if secret in lower:
+                data = re.sub(re.escape(secret), b"*" * len(secret), data, flags=re.IGNORECASE)
+                lower = data.lower()
         return data
 
     def feed(self, piece: bytes) -> bytes:
         if not self._secrets:
             return piece
         data = self.whole(self._kept + piece)
-        keep_from = len(data)
+        keep_from, lower = len(data), data.lower()
         for secret in self._secrets:  # its beginning may stand at the end of the data
-            at = data.find(secret[:1], max(0, len(data) - self._longest + 1))
-            while at >= 0 and not secret.startswith(data[at:]):
-                at = data.find(secret[:1], at + 1)
+            at = lower.find(secret[:1], max(0, len(data) - self._longest + 1))
+            while at >= 0 and not secret.startswith(lower[at:]):
+                at = lower.find(secret[:1], at + 1)
             if at >= 0:
                 keep_from = min(keep_from, at)
         self._kept = data[keep_from:]

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from html import escape
 
 import pytest
 
@@ -70,14 +71,13 @@ def test_a_text_like_a_secret_is_replaced_once(text: str, clean: str) -> None:
 def test_a_registered_secret_is_replaced_wherever_it_stands() -> None:
     register("pass word/1")
     register("pass word/1 and more")
-    for text in ("pass word/1", "pass%20word%2F1", "pass%20word/1", "pass word/1 and more"):
+    for text in ("pass word/1", "pass%20word%2F1", "pass%20word/1", "pass+word%2f1", "pass word/1 and more"):
         assert redact(f"<{text}>") == f"<{REDACTED}>"
 
 
 def test_a_value_too_short_for_a_secret_is_not_hunted_for() -> None:
-    register("on")
-    register("")
-    register(None)
+    for value in ("on", "", None):
+        register(value)
     assert redact("one connection") == "one connection"
 
 
@@ -131,8 +131,10 @@ def test_a_secret_that_was_cut_is_replaced_too() -> None:
     assert redact("this and... that") == "this and... that"
 
 
-@pytest.mark.parametrize("secret", ['p"ss-word', "p\\ss-word", "p'ss-\"word", "pässwörd", "p\U0001f600ss-word"])
+@pytest.mark.parametrize("secret", ['p"ss&+word', "p\\ss-word", "p'ss-\"word", "pässwörd", "p\U0001f600ss-word"])
 def test_a_secret_that_was_escaped_is_replaced_too(secret: str) -> None:
     register(secret)
-    for text in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret), repr([secret])):
+    in_json = json.dumps(secret)
+    for_html = (escape(secret), in_json.replace("&", r"\u0026").replace("+", r"\u002B"))
+    for text in (in_json, json.dumps(secret, ensure_ascii=False), repr(secret), repr([secret]), *for_html):
         assert "ss" not in redact(text), text
