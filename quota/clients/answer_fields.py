@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import LATEST_MS
-from quota.terms.api import UNREADABLE, Field, LevelRule, Match, Pointer, Refill, Used, document_in, value_at
+from quota.terms.api import DECIMAL, UNREADABLE, Field, LevelRule, Match, Pointer, Refill, Used, document_in, value_at
 from quota.terms.arguments import seconds, whole
 from quota.terms.costs import Quota
 from quota.terms.limits import DAY_MS, MAX_UNITS, SECOND_MS, UNITS_MS, as_long
@@ -302,7 +302,7 @@ class Answer:
         """A time in ms by this machine's clock, from any notation. A calendar time is read relative to the answer's
         Date, so that a wrong clock here does not matter."""
         text = str(value).strip(' \t"') if isinstance(value, str | int | float) else ""
-        if re.fullmatch(rf"[+-]?(?:[0-9]{{16}}|[0-9]{{19}}|(?![0-9]{{14}}){_DECIMAL})", text, re.ASCII):
+        if re.fullmatch(rf"[+-]?(?:[0-9]{{16}}|[0-9]{{19}}|(?![0-9]{{14}}){DECIMAL})", text, re.ASCII):
             number = float(text)
             while FIRST_EPOCH_MS * 1_000 <= number < FIRST_EPOCH_MS * 10_000_000:  # microseconds, or nanoseconds
                 number /= 1_000
@@ -331,7 +331,7 @@ def _figure(value: object) -> float | None:
 def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int | None:
     """A number of units that a charge can have, given as a number or as digits, and `rounded`."""
     if isinstance(value, str):
-        digits = re.fullmatch(rf'\s*("?)\+?({_DECIMAL})\1\s*(?:{_POLICIES})?', value, re.ASCII)
+        digits = re.fullmatch(rf'\s*("?)\+?({DECIMAL})\1\s*(?:{_POLICIES})?', value, re.ASCII)
         if digits is None:
             return None
         value = int(digits[2]) if digits[2].isdecimal() else float(digits[2])
@@ -341,9 +341,6 @@ def _whole(value: object, rounded: Callable[[float], int] = math.floor) -> int |
 
 _BETWEEN_TIMES = re.compile(r"(?<!Mon|Tue|Wed|Thu|Fri|Sat|Sun), ")
 """A date has a comma of its own."""
-
-_DECIMAL = r"(?:[0-9]{1,16}(?:\.[0-9]{0,16})?|\.[0-9]{1,16})(?:[eE][+-]?[0-9]{1,2})?"
-"""Go, Lua and PHP write large numbers as `1.8e+09`, and small ones as `1e-05`."""
 
 _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
 """What `RateLimit-Limit: 100, 100;w=60` or `100;w=60` has behind its number in older drafts."""

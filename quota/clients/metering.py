@@ -101,7 +101,9 @@ class Meter:
             _warn_once("default_price", detail, book.name, name, method=name, units=price.units)
 
         def unread() -> None:
-            detail = "the request is a stream, packed, no JSON, or larger than 16 MB, so the default is reserved"
+            detail = (
+                "the request is a stream, packed, larger than 16 MB, or has no number there, so the default is reserved"
+            )
             _warn_once("reserve_unread", detail, book.name, name, method=name)
 
         parts = []

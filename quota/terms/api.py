@@ -239,8 +239,8 @@ class Reserve(NamedTuple):
         return 1 if self.pointers else self.default
 
     def bound(self, body: RequestBody, unread: Callable[[], object] = lambda: None) -> int:
-        """The units of a request, 1 or more. Never raises. A fraction is rounded up. `unread` is called if the body may
-        have a number and cannot be read."""
+        """The units of a request, 1 or more. Never raises. A fraction is rounded up. `unread` is called if the body
+        cannot be read, or has something else where its number should be."""
         length = body.length if body.content is None else len(body.content)
         of_bytes = 0 if self.bytes_per_unit is None else -(-length // self.bytes_per_unit)
         document = None
@@ -252,10 +252,15 @@ class Reserve(NamedTuple):
             except (ValueError, RecursionError):
                 unread()
         numbers: list[int] = []
+        is_unread = False
         for pointer in self.pointers:
-            read = [_number(value) for value in _values_at(document, pointer)]
+            values = [*_values_at(document, pointer)]
+            read = [_number(value) for value in values]
             if {*read} != {None}:
                 numbers += [self.default if number is None else number for number in read]
+            is_unread = is_unread or any(value is not None for value in values)
+        if is_unread and not numbers:
+            unread()
         return max(1, max(numbers, default=self.default) + of_bytes)
 
 
@@ -281,7 +286,13 @@ def _values_at(document: object, pointer: Pointer) -> Iterator[object]:
         yield from _values_at(value, pointer[1:])
 
 
+DECIMAL = r"(?:[0-9]{1,16}(?:\.[0-9]{0,16})?|\.[0-9]{1,16})(?:[eE][+-]?[0-9]{1,2})?"
+"""A number in a text. Go, Lua and PHP write large numbers as `1.8e+09`, and small ones as `1e-05`."""
+
+
 def _number(value: object) -> int | None:
+    if isinstance(value, str) and re.fullmatch(rf"\s*\+?{DECIMAL}\s*", value, re.ASCII):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
         return None
     return ceil(value)

@@ -60,22 +60,23 @@ def test_the_bound_is_the_number_in_the_request_and_a_unit_for_some_bytes_rounde
 @pytest.mark.parametrize(
     ("number", "bound"),
     [
-        *[(0, 1), (1, 1), (2.0, 2), (2.1, 3), (10**9, 10**9), (10**30, 10**30), (1e300, int(1e300))],
-        # What is no number from 0 on is the default.
-        *((odd, 4_096) for odd in (-1, -0.5, "4096", True, False, None, [], {}, [7], float("nan"), float("inf"))),
+        *[(0, 1), (1, 1), (2.0, 2), (2.1, 3), (10**9, 10**9), (10**30, 10**30), (1e300, int(1e300)), ("64", 64)],
+        # What is no number from 0 on is the default, and a line says so.
+        *((odd, 4_096) for odd in (-1, -0.5, "-7", "7 a", True, False, None, [], {}, [7], float("nan"), float("inf"))),
     ],
 )
 def test_a_number_from_0_on_is_rounded_up_and_a_call_costs_a_unit_at_least(number: Any, bound: int) -> None:
-    assert Reserve(4_096, (("max_tokens",),)).bound(body({"max_tokens": number})) == bound
+    unread: list[object] = []
+    assert Reserve(4_096, (("max_tokens",),)).bound(body({"max_tokens": number}), lambda: unread.append(1)) == bound
+    assert len(unread) == (bound == 4_096 and number is not None)
 
 
 def test_no_body_raises_and_an_unreadable_or_very_long_one_counts_by_its_length() -> None:
     no_json = (b"", b"{", b"null", b"[]", b'"max_tokens"', b"\xff\xfe", b"7", b"[" * 100_000)
     for content in (*no_json, b'{"max_tokens": ' + b"9" * 5_000):
         assert CHAT.bound(RequestBody(content)) == 4_096 + -(-len(content) // 3)
-    assert CHAT.bound(NO_BODY) == 4_096
-    assert CHAT.bound(RequestBody(None, 30)) == 4_106
-    assert CHAT.bound(RequestBody(None)) == 4_096
+    unknown = (NO_BODY, RequestBody(None, 30), RequestBody(None))
+    assert [CHAT.bound(each) for each in unknown] == [4_096, 4_106, 4_096]
     long = b'{"max_tokens": 5, "x": "' + b"x" * 16_000_000 + b'"}'
     assert CHAT.bound(RequestBody(long)) == 4_096 + -(-len(long) // 3)
     assert CHAT.bound(RequestBody(long[:-1_000_000] + b'"}')) == 5 + -(-(len(long) - 1_000_000 + 2) // 3)
