@@ -51,15 +51,15 @@ class Settlement:
                 f"this call of {decision.method} was settled with {many(before_units, 'unit')} already; "
                 "`budget.settle(call.id, units)` corrects that"
             )
-        before = self._settle(decision.id, used_units)
+        self._settle(decision.id, used_units)
         self._used_units = used_units
         project, method, day = decision.project, decision.method, decision.decided_at_ms // DAY_MS
-        if used_units > before.units and _warned.get((project, method)) != day:
+        if used_units > decision.cost_units and _warned.get((project, method)) != day:
             if len(_warned) >= MAX_WARNED:
                 _warned.clear()
             _warned[project, method] = day
             message = "it counts in full, and a limit may be exceeded; reserve more"
-            units = {"reserved": before.units, "used": used_units}
+            units = {"reserved": decision.cost_units, "used": used_units}
             warn("reserved_too_little", message, project=project, method=method, **units)
 
 
