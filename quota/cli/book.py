@@ -324,8 +324,8 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
 # -- try ---------------------------------------------------------------------------------------------------------------
 
 
-def _sentences(meaning: Meaning, book: CostBook, at_ms: int, missing: str) -> Iterator[str]:
-    """What an answer of `at_ms` means. `missing` says why it lacks the usage."""
+def _sentences(meaning: Meaning, book: CostBook, at_ms: int, missing: str, *, settles: bool) -> Iterator[str]:
+    """What an answer of `at_ms` means. `missing` says why it lacks the usage; without `settles`, no usage counts."""
     for closing in meaning.closes:
         window = book.buckets.get(closing.bucket, book.main_bucket).window
         until = _opens(leaves_at(window, at_ms) if closing.until_ms is None else closing.until_ms)
@@ -339,7 +339,8 @@ def _sentences(meaning: Meaning, book: CostBook, at_ms: int, missing: str) -> It
         until = "" if level.reset_ms is None else f" until {_opens(level.reset_ms)}"
         yield f"{level.remaining_units:,}{limit} remain in {level.bucket}{until}"
     if meaning.used_units is not None:
-        yield f"it cost {many(meaning.used_units, 'unit')}"
+        ignored = "" if settles else ", but the price is fixed: only a call with `reserve` is settled"
+        yield f"it cost {many(meaning.used_units, 'unit')}{ignored}"
     if missing:
         yield missing
     for header, value in meaning.unread.items():
@@ -431,8 +432,9 @@ def try_request(
         return data, [says]
     at_ms = host_clock()
     status, meaning, missing = _meaning(book, answer, method or f"{verb} **", at_ms)
-    is_missing = 200 <= status < 300 and meaning.used_units is None and any(part.reserve for part in price.parts)
-    means = _sentences(meaning, book, at_ms, missing if is_missing and not meaning.free else "") if metered else ()
+    is_missing = 200 <= status < 300 and meaning.used_units is None and price.reserved and not meaning.free
+    why = missing if is_missing else ""
+    means = _sentences(meaning, book, at_ms, why, settles=price.reserved) if metered else ()
     return {**data, "answer": _meaning_json(meaning)}, [says, *means]
 
 

@@ -1,5 +1,5 @@
-"""Findings about a cost book without errors: prices above its quotas, bounds that no answer settles, keys and answers
-that cannot be meant, and its age."""
+"""Findings about a cost book without errors: prices above its quotas, bounds that no answer settles, usage that settles
+no price, keys and answers that cannot be meant, and its age."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ CLIENTS_OWN = frozenset(("host", "content-length", "content-type", "transfer-enc
 def lint_book(book: CostBook) -> Iterator[Finding]:
     """Findings about a cost book that has no errors."""
     location = f"cost book {book.name}"
-    bounds = [method for method, prices in book.methods.items() if any(price.reserved for price in prices)]
+    priced = {**book.methods, "default.get": (book.default_get,), "default.other": (book.default_other,)}
+    bounds = [method for method, prices in priced.items() if any(price.reserved for price in prices)]
     if bounds and book.answers.units is None:  # the bounds stay: soon the budget is spent, though nobody used it
         message = f"{', '.join(bounds[:3])}: `answers` has no `units` that say what a call with `reserve` did cost"
         remedy = 'add for example units = { json = "/usage/total" }, or settle each call in your program'
         yield warning(location, message, remedy)
+    if book.answers.units is not None and not bounds:
+        message = "`units` of `answers` changes nothing: it settles calls with `reserve`, and every price is fixed"
+        yield warning(location, message, "write { reserve = { default = UNITS } } in place of the price of such a call")
     if book.key.header.lower() in CLIENTS_OWN:
         message = f"key: clients set the header {book.key.header} themselves, so it can hold no key"
         yield warning(location, message, "name the header in which the API takes its key")

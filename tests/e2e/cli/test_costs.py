@@ -105,7 +105,7 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert line.endswith(": API rate limit exceeded")
     level, cost = meanings(200, {"cost": 7}, **limited, X_RateLimit_Remaining="4999")
     assert level.startswith("4,999 of 5,000 remain in core until ")
-    assert cost == "it cost 7 units"
+    assert cost == "it cost 7 units, but the price is fixed: only a call with `reserve` is settled"
     (empty,) = meanings(200, **limited, X_RateLimit_Remaining=0)
     assert empty.startswith("closes core until ")
     assert empty.endswith(": 0 of 5,000 remain")
