@@ -133,7 +133,7 @@ def check(file: str) -> int:
         checked = load_book(file if "/" in file or file.endswith(".toml") else f"./{file}")
     except ConfigError as error:
         return fail_each(error)
-    from quota.settings.lint_books import ageing, lint_book  # late, like the other use
+    from quota.settings.lint import ageing, lint_book  # late, like the other use
 
     for finding in (*lint_book(checked), *ageing(checked, host_clock())):
         say(str(finding))
@@ -268,7 +268,7 @@ def _price_json(price: Price) -> dict[str, object]:
 
 def _listed_books() -> list[dict[str, Any]]:
     """The shipped books, for --json. A window is `1h`, or a calendar period such as `day@UTC`."""
-    from quota.settings.lint_books import age_days
+    from quota.settings.lint import age_days
 
     return [
         {

@@ -39,8 +39,7 @@ from quota.rules.entry import just_before
 from quota.rules.facts import merged
 from quota.rules.spent import spent
 from quota.session import Session, projects_left, projects_of
-from quota.settings.lint import lint
-from quota.settings.lint_books import ageing
+from quota.settings.lint import ageing, lint
 from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
 from quota.terms.costs import CostBook

@@ -8,7 +8,6 @@ load          finds the file, and makes the values of it
 environment   the same keys from variables `QUOTA__...`
 books         cost books, and the limits of a credential, read by these tables
 schedules     when a job runs
-lint          finds valid but unwise settings: `quota check`
-lint_books    finds unwise numbers in a cost book, and its age
+lint          finds valid but unwise settings, also in a cost book: `quota check`
 origins       every value in force, and its origin: `quota check --show`
 """
