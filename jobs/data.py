@@ -9,6 +9,7 @@ import secrets
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -404,7 +405,8 @@ def show_(job: str, region: str | None, form: str, config: str | None) -> None:
 def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | None) -> int:
     """Reset a job, or one of its regions, to its first page.
 
-    The next run fetches the first page again. Fetched items stay in the store. On a terminal it asks first.
+    The next run fetches the first page again, of each list if the job reads several. Fetched items stay in the store.
+    On a terminal it asks first.
 
     \b
     Example:
@@ -415,7 +417,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
     from quota.jobs.places import reset_shared
 
     with configured(config) as session, _store_of_places(session) as store:
-        checkpoints = _chosen(session, store, job, region)
+        checkpoints, settings = _chosen(session, store, job, region), session.settings.jobs[job]
         names = ", ".join(checkpoint.region for checkpoint in checkpoints if checkpoint.region)
         where = f", in {names}" if names else ""
         if dry_run:
@@ -424,16 +426,41 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
         if not confirmed(f"Begin {job} anew{where}?", yes=yes):
             say("nothing was changed")
             return 1
-        if session.settings.store.places_in_ledger or store is None:
-            reset_shared(session, session.settings.jobs[job], checkpoints)
-        else:
+        if session.settings.store.places_in_ledger:
+            reset_shared(session, settings, checkpoints)
+        others: list[str] = []
+        if store is not None:
             with only_one(session.settings.store.url, job) as lock:
                 if lock is None:
                     raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
-                for checkpoint in checkpoints:
-                    store.reset(checkpoint)
+                others = _reset(session, store, settings, checkpoints)
     say(f"{job} begins anew with the next run{where}")
+    if others:
+        say(f"the places of lists are shared: {listed(others)} begins the same lists anew, too")
     return 0
+
+
+def _reset(session: Session, store: Store, job: JobSettings, checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Reset these regions in the store, with the places of the lists that they read. Returns who else reads the lists,
+    as messages name a job in a region."""
+    from quota.jobs.fetches import WALKS
+    from quota.jobs.job import fetch_to_look_at
+
+    if job.fetch not in WALKS:
+        for place in checkpoints:
+            store.reset(place)
+        return []
+    lists: dict[tuple[str, str], list[str]] = {}
+    for other in session.settings.jobs.values():
+        if other.fetch == job.fetch:
+            fetch_to_look_at(session.settings, other)  # raises if its options are invalid
+            for region in other.regions or ("",):
+                walks = WALKS[job.fetch](store, region, None, **other.options)
+                lists[other.name, region] = walks.ids()
+    read = [lists.pop((place.job, place.region)) for place in checkpoints]
+    for place, ids in zip(checkpoints, read, strict=True):
+        store.reset(place, walks.table, ids)
+    return [named(*reader) for reader, ids in lists.items() if not {*ids}.isdisjoint(chain.from_iterable(read))]
 
 
 def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:

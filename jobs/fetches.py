@@ -22,7 +22,8 @@ its items expire.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -249,9 +250,7 @@ def uploads(client: Any, region: str, cursor: Cursor | None, *, store: Store, ch
     Upstream has a playlist of each channel's videos. Its id comes with the channel's details, at 1 unit for 50
     channels, and the store keeps it. A playlist says little about its videos: the job `videos` fetches the rest.
     """
-    names = None if channels is None else json.dumps(texts(channels, "channels:"))
-    wanted = _STORED_CHANNELS if channels is None else _NAMED_CHANNELS
-    walks = Walks(store, "places_of_uploads", _UPLOADS.format(wanted=wanted), cursor, ids=names, region=region)
+    walks = _walks_of_uploads(store, region, cursor, channels)
     if not walks.places:
         return Page(complete=False)
     ids = [place["id"] for place in walks.places]
@@ -267,6 +266,12 @@ def uploads(client: Any, region: str, cursor: Cursor | None, *, store: Store, ch
         return _uploaded(client, store, walks, playlists[ids[0]])
     except Exception as error:
         return walks.failed(error, "channel", {"id": ids[0]})
+
+
+def _walks_of_uploads(store: Store, region: str, cursor: Cursor | None, channels: Ids = None) -> Walks:
+    names = None if channels is None else json.dumps(texts(channels, "channels:"))
+    wanted = _STORED_CHANNELS if channels is None else _NAMED_CHANNELS
+    return Walks(store, "places_of_uploads", _UPLOADS.format(wanted=wanted), cursor, ids=names, region=region)
 
 
 def _uploaded(client: Any, store: Store, walks: Walks, playlist: str) -> Page:
@@ -329,9 +334,7 @@ def comments(client: Any, region: str, cursor: Cursor | None, *, store: Store, v
     A thread comes with some of its replies. If it has more, the next steps fetch them before the next page of threads:
     100 for 1 unit.
     """
-    names = None if videos is None else json.dumps(texts(videos, "videos:"))
-    lists = _STORED_VIDEOS if videos is None else _NAMED_VIDEOS
-    walks = Walks(store, "places_of_comments", lists, cursor, ids=names, region=region)
+    walks = _walks_of_comments(store, region, cursor, videos)
     if not walks.places:
         return Page(complete=False)
     place = walks.places[0]
@@ -341,6 +344,12 @@ def comments(client: Any, region: str, cursor: Cursor | None, *, store: Store, v
         return _replies(client, walks, place) if threads else _threads(client, store, walks, place)
     except Exception as error:
         return walks.failed(error, "video", passed)
+
+
+def _walks_of_comments(store: Store, region: str, cursor: Cursor | None, videos: Ids = None) -> Walks:
+    names = None if videos is None else json.dumps(texts(videos, "videos:"))
+    lists = _STORED_VIDEOS if videos is None else _NAMED_VIDEOS
+    return Walks(store, "places_of_comments", lists, cursor, ids=names, region=region)
 
 
 def _threads(client: Any, store: Store, walks: Walks, place: Place) -> Page:
@@ -442,7 +451,7 @@ class Walks:
 
     def __init__(self, store: Store, table: str, lists: str, cursor: Cursor | None, **values: object) -> None:
         self._store = store
-        self._table = table
+        self.table = table
         self._named = values.get("ids") is not None
         if cursor is None:
             first = store.select(_LAST, table=table)[0][0] + 1
@@ -450,15 +459,20 @@ class Walks:
         self._began, self._step = index(cursor["began"]), index(cursor["step"])
         values = {"table": table, "began": self._began, "now_ms": store.now_ms(), **values}
         sql = _PLACES.format(lists=lists)
+        self._all = partial(store.select, sql + "1", **values)
         due = [json.loads(data) for (data,) in store.select(sql + _DUE, **values)]
         begun = [json.loads(data) for (data,) in store.select(sql + _OPEN, **values)]
         self.places: list[Place] = begun if begun and (self._step % 2 or not due) else due
         """The place of this step. If this pass has not read its list yet, also the places of the next lists."""
 
+    def ids(self) -> list[str]:
+        """The lists of the job in its region, whether this pass has read them or not."""
+        return [json.loads(data)["id"] for (data,) in self._all()]
+
     def page(self, *places: Place, unknown: Collection[str] = (), **more: Any) -> Page:
         """The page of this step, with these places after it. It names the lists that upstream does not know, if they
         are in the configuration."""
-        stand = {self._table: [{**place, "step": self._step} for place in places]}
+        stand = {self.table: [{**place, "step": self._step} for place in places]}
         cursor = {"began": self._began, "step": self._step + 1}
         return Page(places=stand, cursor=cursor, unknown=sorted(unknown) if self._named else (), **more)
 
@@ -488,6 +502,10 @@ class Walks:
             following = with_next(place, "token", token)
             return {"id": place["id"]} if following is None else {**following, "opened": opened}
         return {"id": place["id"], "walked": opened if full else place["walked"]}
+
+
+WALKS: Mapping[str, Callable[..., Walks]] = {"uploads": _walks_of_uploads, "comments": _walks_of_comments}
+"""The walks of each job that has some."""
 
 
 def with_next(place: Place, name: str, token: str) -> Place | None:

@@ -328,9 +328,15 @@ class Store(AbstractContextManager["Store"]):
         values = {**key_of(checkpoint), "digest": digest_of(cursor)}
         return self._read(lambda db: db.execute(sql, values).fetchone()) is not None
 
-    def reset(self, checkpoint: Checkpoint) -> None:
-        """Reset the region to its first page, in the current round or in the next one."""
-        self._write(lambda db: change_checkpoint(db, checkpoint, pending=True, **FIRST_PAGE))
+    def reset(self, checkpoint: Checkpoint, table: str = "", lists: Sequence[str] = ()) -> None:
+        """Reset the region to its first page, in the current round or in the next one, and forget the places of these
+        lists in a table."""
+
+        def work(db: sqlite3.Connection) -> None:
+            change_checkpoint(db, checkpoint, pending=True, **FIRST_PAGE)
+            db.execute(_FORGET, (table, json.dumps(lists)))
+
+        self._write(work)
 
     def finish(self, job: str, regions: Sequence[str], work: str, pages: int) -> list[Checkpoint]:
         """End the passes that have all of these pages: the job asked for more when they began. Returns where these
@@ -479,6 +485,8 @@ def _allow(action: int, *_: object) -> int:
 
 
 _UNRANK = "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
+
+_FORGET = "DELETE FROM rows WHERE name = ? AND key IN (SELECT value FROM json_each(?))"
 
 _LAST_RANK = "SELECT max(rank) FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"
 

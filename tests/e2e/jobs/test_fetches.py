@@ -205,6 +205,24 @@ def test_without_a_list_the_channels_of_the_store_are_walked_and_those_that_are_
     assert site.calls() == {"channels.list": 2, "playlistItems.list": 2 * 3}
 
 
+def test_a_reset_begins_each_list_anew_and_names_the_others_that_read_it(site: Site) -> None:
+    site.configure("uploads", channels=channel(120), pages=2)
+    text = site.config.read_text()
+    site.config.write_text(text + text[text.index("[jobs.j]") :].replace("jobs.j", "jobs.k"))
+    site.run()
+    reset = site.quota("place", "reset", "j")
+    site.change("DELETE FROM videos")
+    site.run()
+    assert site.videos() == {*published(channel(120))[:100]}
+    assert reset.stdout.splitlines()[1:] == ["the places of lists are shared: k begins the same lists anew, too"]
+    site.configure("comments", videos=(name := with_threads(101, 200)), pages=1)
+    site.run()
+    before = comments(site)
+    assert site.quota("place", "reset", "j").stdout == "j begins anew with the next run\n"
+    site.run()
+    assert comments(site) == before < all_of(name)
+
+
 def test_a_page_that_upstream_no_longer_knows_begins_the_walk_anew(site: Site) -> None:
     name = channel(120)
     site.configure("uploads", channels=name, pages=2)
