@@ -26,7 +26,7 @@ from quota.common.findings import Finding, Level, examine_folder, finding_of, ob
 from quota.common.text import listed, many, one_line, spell
 from quota.deciding.run_limit import RunLimit
 from quota.jobs.afterwards import ledgers_clock, samples_of_job
-from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS
+from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS, WALKS, next_method
 from quota.jobs.job import (
     Fetch,
     NotImported,
@@ -309,7 +309,7 @@ def _refusal(
     call stands for it. `without` has the decisions without a ledger, which are the same for all jobs: each waits for
     it. None: the ledger answers."""
     budget = session.budget(job.credential)
-    checkpoint = Checkpoint(job.name, (job.regions or ("",))[0])
+    checkpoint, method = Checkpoint(job.name, (job.regions or ("",))[0]), None
     with suppress(StoreError, quota.ConfigError, quota.LedgerError), Store.if_made(session.settings.store) as store:
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
         try:
@@ -317,11 +317,12 @@ def _refusal(
                 store.check_keys(job.tables)
         except StoreError as error:
             no_store = no_store or str(error)
-    method = None
+        if job.fetch in WALKS:
+            method = next_method(job, fetch_to_look_at(session.settings, job), store, checkpoint)
     try:
         check_regions(session.settings, job)
         with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
-            method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
+            method = method or attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
             sink_to_look_at(session.settings, job)
         if here:
             with made_lock(session.settings.store.url, job.name):  # raises if this process could not lock it

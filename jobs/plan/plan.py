@@ -24,6 +24,7 @@ from quota.common.clock import moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members, spell
 from quota.decision import Decision
 from quota.errors import UsageError
+from quota.jobs.fetches import WALKS, next_method
 from quota.jobs.job import (
     Away,
     Fetch,
@@ -45,7 +46,7 @@ from quota.reports.status import held_to
 from quota.rules.spent import spent as charges_in
 from quota.rules.total import total_of
 from quota.session import Session
-from quota.settings.model import CredentialSettings, Settings
+from quota.settings.model import CredentialSettings, JobSettings, Settings
 from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
 from quota.wording import Line, Part, Table, Tone
 
@@ -228,13 +229,18 @@ def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> Iterator[str]:
         ],
         "counted as one call of the default price per page (no @first_attempt)": silent,
         "counted as one call of their first method per page": [
-            job.name for job in jobs if ":" in job.fetch and job.name not in silent
+            job.name for job in jobs if _calls_others(job) and job.name not in silent
         ],
     }
     for assumption, names in assumptions.items():
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             yield f"{assumption}: {', '.join(names[:5])}{more}"
+
+
+def _calls_others(job: JobSettings) -> bool:
+    """Whether a page of the job may take calls of other methods than its first one, which no plan knows."""
+    return ":" in job.fetch or job.fetch in WALKS
 
 
 def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterable[LimitPlan]:
@@ -479,7 +485,7 @@ class Ahead(NamedTuple):
         numbers = Counter(call.method for call in self.calls)
         calls = listed([f"{many(number, 'call')} of {method}" for method, number in numbers.items()])
         cost = f"{calls}, {many(_units(self.calls), 'unit')}"
-        yield f"{self.job}: {cost}, if each page takes one call" if self.assumed else f"{self.job}: at most {cost}"
+        yield f"{self.job}: {cost}, if each page is one such call" if self.assumed else f"{self.job}: at most {cost}"
         if self.refusal is None:
             yield f"{self.job}: all of it fits now"
             return
@@ -512,12 +518,16 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str], e
         if store is not None:
             store.check_keys(job.tables)
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen - elsewhere.keys()]
-    places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
+        places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
+        firsts = [next_method(job, fetch, store, place) for place in places]
     of_run, done, refusal = work.of_run(), 0, None
     with simulation.naming(name):
         priced = work.calls(now_ms)
-        calls = [call for place in places for call in priced[simulation.step_at(work.steps, place) :]]
+        calls: list[simulation.PricedCall] = []
+        for place, first in zip(places, firsts, strict=True):
+            of_place = priced[simulation.step_at(work.steps, place) :]
+            calls += of_place if first is None else [*work.priced([first], now_ms), *of_place[1:]]
         while done < len(calls) and refusal is None:
             count, refusal = work.admit(calls[done : done + work.at_once], of_run)
             done += count
-    return Ahead(name, places, calls, done, refusal, now_ms, ":" in job.fetch, away)
+    return Ahead(name, places, calls, done, refusal, now_ms, _calls_others(job), away)
