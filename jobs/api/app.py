@@ -189,7 +189,7 @@ class _Api:
         self._session = session
         settings = session.settings
         self._jobs: dict[str, list[str]] = {}
-        for job in sorted(settings.jobs.values(), key=lambda job: job.fetch != "trending"):
+        for job in settings.jobs.values():
             for region in job.regions:
                 self._jobs.setdefault(region, []).append(job.name)
         self.store = _Readers(settings.store.url)

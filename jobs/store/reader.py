@@ -162,6 +162,13 @@ _VIDEO_COLUMNS = ("video_id", *VIDEO_FIELDS, "refreshed_ms")
 _VIDEO = ", ".join(f"v.{name}" for name in _VIDEO_COLUMNS)
 _CHANNEL_COLUMNS = ("channel_id", *CHANNEL_FIELDS, "refreshed_ms")
 
+_CHARTS = """
+    SELECT NOT EXISTS (SELECT 1 FROM checkpoints p WHERE p.job = c.job AND p.region = c.region
+        AND p.completed_at_ms >= c.completed_at_ms AND p.work || '|' LIKE '%|trending|%'),
+        job, taken_at_ms, completed_at_ms FROM charts c WHERE region = ? ORDER BY job
+"""
+"""The complete rankings of a region, each with 0 if a `trending` job made it, else 1."""
+
 _MATCHES = "SELECT count(*) FROM (SELECT 1 FROM videos_text WHERE videos_text MATCH :query LIMIT :most + 1)"
 
 
@@ -180,14 +187,15 @@ class Reader:
     def chart(self, region: str, jobs: Sequence[str], after: int, count: int) -> Chart | None:
         """At most `count` ranks after the rank `after`; None if no ranking of the region is complete.
 
-        If several jobs rank the region, the first of `jobs` with a complete ranking counts, then any other job.
+        If several jobs rank the region, the rankings of `trending` count before others, by the work that made them: the
+        configuration may have changed since. Among these, the first of `jobs` counts, then any other job.
         """
 
         def work(db: sqlite3.Connection) -> Chart | None:
-            sql = "SELECT job, taken_at_ms, completed_at_ms FROM charts WHERE region = ? ORDER BY job"
-            whole = {job: times for job, *times in db.execute(sql, (region,)) if all(map(is_time, times))}
-            for job in dict.fromkeys([*jobs, *whole]):
-                if job in whole and (chart := _chart(db, job, region, after, count, *whole[job])):
+            charts = [chart for chart in db.execute(_CHARTS, (region,)) if all(map(is_time, chart[2:]))]
+            charts.sort(key=lambda chart: (chart[0], jobs.index(chart[1]) if chart[1] in jobs else len(jobs)))
+            for _, job, *times in charts:
+                if chart := _chart(db, job, region, after, count, *times):
                     return chart
             return None
 

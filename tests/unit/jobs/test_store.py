@@ -280,6 +280,15 @@ def chart_of(store: Store) -> list[str]:
     return [] if chart is None else [row["video_id"] for _, row in chart.rows]
 
 
+def test_the_ranking_of_a_trending_job_that_is_gone_comes_before_a_search(store: Store, clock: Clock) -> None:
+    for job, work in (("gone", "p|trending|0a"), ("t", "p|search|0a"), ("t", "p|trending")):
+        (checkpoint,) = store.start_round(job, ["DE"], work)
+        page = Page([video(f"{job} {work}")], ranked=True)
+        store.save_page(checkpoint, page, started_at_ms=clock.now_ms, finished=True)
+        clock.now_ms += 1
+        assert chart_of(store) == [f"{job} {work}" if "trending" in work else "gone p|trending|0a"]
+
+
 def test_a_pass_that_other_options_left_half_way_is_no_whole_ranking(store: Store, clock: Clock) -> None:
     def page(work: str, *names: str, ends: bool) -> None:
         clock.now_ms += 1_000
