@@ -154,7 +154,7 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
         for job in settings.jobs.values():
             try:
                 if made is not None:
-                    made.check_keys(job.tables)
+                    made.check_keys(job, declared=True)
             except StoreError as error:
                 yield finding_of("error", f"jobs.{job.name}.tables", error)
 
@@ -314,7 +314,7 @@ def _refusal(
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
         try:
             if store is not None:
-                store.check_keys(job.tables)
+                store.check_keys(job)
         except StoreError as error:
             no_store = no_store or str(error)
         if job.fetch in WALKS:

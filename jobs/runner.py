@@ -288,7 +288,7 @@ class _Run:
         try:
             self.hold.bring(self.store)
             self.store.delete_expired()
-            self.store.check_keys(self.job.tables)
+            self.store.check_keys(self.job)
             work, most = work_of(self.session, self.job), pages_of(self.job)
             complete = self.store.finish(self.job.name, regions, work, most)
             pending = self.store.start_round(self.job.name, regions, work)

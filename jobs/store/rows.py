@@ -321,20 +321,42 @@ def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: 
             keep_reading(db, row.table, row.key, row.reading, now_ms)
 
 
-def check_keys(db: sqlite3.Connection, tables: Iterable[tuple[str, tuple[str, ...]]]) -> None:
-    """The same for these tables, each with the fields of its key."""
+def check_keys(db: sqlite3.Connection, tables: Iterable[tuple[str, tuple[str, ...]]], job: str | None = None) -> None:
+    """The same for these tables, each with the fields of its key. With a `job`, only for tables whose rows it has
+    fetched."""
     for table, by in tables:
-        for key, data in db.execute(_ANY_ROW, (table,)).fetchall():
-            try:
-                is_same = _key_of(json.loads(data), by) == key
-            except (TypeError, ValueError):
-                is_same = False
-            if not is_same:
-                why = f"table {show(table)} has rows by another key than {listed(by)}"
-                raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
+        stored = db.execute(_SOME_ROWS, (table,)).fetchall()
+        if not stored or _has_key(stored, by):
+            continue
+        fetched_by = [name for (name,) in db.execute("SELECT DISTINCT job FROM rows WHERE name = ?", (table,))]
+        if job is None or job in fetched_by:
+            had = listed(_key_in(stored)) or "another key"
+            why = f"table {show(table)} has rows of {listed(fetched_by)} by {had}, not by {listed(by)}"
+            raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
 
 
-_ANY_ROW = "SELECT key, data FROM rows WHERE name = ? LIMIT 1"
+def _has_key(stored: Iterable[tuple[str, str]], by: Sequence[str]) -> bool:
+    """Whether rows, each as its key and its data, have this key."""
+    try:
+        return all(_key_of(json.loads(data), by) == key for key, data in stored)
+    except (TypeError, ValueError):
+        return False
+
+
+def _key_in(stored: Sequence[tuple[str, str]]) -> Sequence[str]:
+    """The fields that are the key of these rows, as far as their values tell."""
+    (key, data), *_ = stored
+    try:
+        row = json.loads(data)
+        if by := next((name for name in row if _has_key(stored, [name])), None):
+            return [by]
+        several = [next(name for name in row if str(row[name]) == part) for part in json.loads(key)]
+    except (TypeError, ValueError, StopIteration):
+        return []
+    return several if _has_key(stored, several) else []
+
+
+_SOME_ROWS = "SELECT key, data FROM rows WHERE name = ? LIMIT 10"
 
 
 def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now_ms: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -57,7 +57,7 @@ from quota.jobs.store.rows import (
 )
 from quota.jobs.store.runs import RunHistory, Units, entries, note_page, note_units
 from quota.ledger.files import refuse_others
-from quota.settings.model import StoreSettings, TableSettings
+from quota.settings.model import JobSettings, StoreSettings
 
 T = TypeVar("T")
 
@@ -428,9 +428,14 @@ class Store(AbstractContextManager["Store"]):
             lambda db: [TableOfRows(*table, tuple(fields_of(db, str(table[0]), -1))) for table in tables_of(db)]
         )
 
-    def check_keys(self, tables: Mapping[str, TableSettings]) -> None:
-        """Raise StoreError if one of these tables has rows by another key."""
-        self._read(lambda db: check_keys(db, [(name, table.key) for name, table in tables.items()]))
+    def check_keys(self, job: JobSettings, *, declared: bool = False) -> None:
+        """Raise StoreError if a table of the job has rows by another key: one that it declares or, unless `declared`,
+        whose rows it has fetched."""
+        own = [(name, job.tables[name].key) for name in sorted(job.own_tables)]
+        others = [(name, table.key) for name, table in job.tables.items() if name not in job.own_tables]
+        self._read(lambda db: check_keys(db, own))
+        if others and not declared:
+            self._read(lambda db: check_keys(db, others, job.name))
 
     def write_views(self) -> None:
         """Remake a view of each table of rows, with a column for each of its fields."""

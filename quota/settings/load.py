@@ -394,6 +394,7 @@ def _job(name: str, row: TomlTable, credentials: Mapping[str, CredentialSettings
         on_each_machine=row.read("machines") == "each",
         ping_ref=row.read("ping"),
         tables=tables,
+        own_tables=frozenset(tables),
         sink=row.read("sink") or "",
         **_schedule(row),
     )

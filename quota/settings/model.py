@@ -146,7 +146,8 @@ class JobSettings(NamedTuple):
     No run spends more than `max_units`; None: a run spends what the limits allow. `ping_ref` says where the address of
     a health check is; with `insecure_endpoint` that may be an `http://` address on another machine. `on_each_machine`:
     every machine runs the whole job into its own store; otherwise machines share its regions. `tables` has the
-    tables of all jobs whose key is not `id`, or that keep a history. The function `sink` gets each page; empty: none.
+    tables of all jobs whose key is not `id`, or that keep a history; this job declares `own_tables` of them. The
+    function `sink` gets each page; empty: none.
     """
 
     name: str
@@ -169,6 +170,7 @@ class JobSettings(NamedTuple):
     insecure_endpoint: bool = False
     max_units: int | None = None
     tables: Mapping[str, TableSettings] = MappingProxyType({})
+    own_tables: frozenset[str] = frozenset()
     sink: str = ""
 
 

@@ -165,13 +165,15 @@ def test_two_jobs_agree_on_a_table_that_both_have(site: Site) -> None:
     assert (site.run().outcome, site.run("other").outcome) == ("done", "done")
     assert site.rows("SELECT key FROM rows") == [('["c1", "7"]',)], "one job declares the key for both"
     site.configure()
-    why = "table 'comments' has rows by another key than id; set the `key` that it had, or give the table another name"
+    why = "table 'comments' has rows of other by id, thread, not by id; set the `key` that it had, or give the table"
+    why += " another name"
     assert site.run().why == why
-    site.configure("tables = { comments = { history = ['text'] } }")
+    site.configure("tables = { comments = { history = ['text'] } }\n[jobs.other]\nfetch = 'trending'\npages = 1\n[jobs.third]\nfetch = 'trending'\npages = 1")
     requests = site.upstream.usage()["requests"]
     assert site.run().why == why
     assert site.upstream.usage()["requests"] == requests, "a key that is configured is known before a call"
-    assert f"jobs.own.tables: {why}" in site.quota("check").stderr
+    assert [line for line in site.quota("check").stderr.splitlines() if why in line] == [f"error: jobs.own.tables: {why}"]
+    assert site.run("third").outcome == "done", "it has fetched none of these rows"
     assert why in site.quota("status", "--json").stdout
     assert one_line(site.quota("run", "own", "--dry-run"), 1) == why
 
