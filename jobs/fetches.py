@@ -426,8 +426,8 @@ def _comment_row(comment: Mapping[str, Any], video: str, thread: str | None = No
 # -- what comes next ---------------------------------------------------------------------------------------------------
 
 
-class _Called(BaseException):  # noqa: N818 - no error; no fetch function catches it
-    """A fetch function made a call to this method."""
+class _Called(BaseException):
+    """A fetch function made a call to this method. It does not catch this."""
 
 
 class _Caller:

@@ -43,7 +43,7 @@ from quota.jobs.store.file import StoreError, check_space
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending, Holder
-from quota.settings.model import JobSettings
+from quota.settings.model import JobSettings, Settings
 from quota.settings.schedules import parse_schedule
 from quota.terms.arguments import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -88,7 +88,7 @@ class Hold(AbstractContextManager["Hold"]):
         self._job = job.name
         store_id = store_id_of(store, lock)
         self._owner = OWNER if shared else session.settings.store.name or store_id
-        gap_ms = store.start_run(job.name, work_of(session, job))
+        gap_ms = store.start_run(job.name, work_of(session.settings, job))
         self._new = gap_ms is None
         name = _claim_name(job)
         self._claim = Claim(
@@ -270,17 +270,17 @@ def _away(session: Session, job: JobSettings, holders: Iterable[Holder], now_ms:
 # -- where a job stands ---------------------------------------------------------------------------------------------
 
 
-def work_of(session: Session, job: JobSettings) -> str:
+def work_of(settings: Settings, job: JobSettings) -> str:
     """Names the work that a job's checkpoints belong to: its project, its fetch function and any options. With other
     options, a pass's cursor would name pages of another list."""
-    work = f"{session.credential(job.credential).project}|{job.fetch}"
+    work = f"{settings.credentials[job.credential].project}|{job.fetch}"
     return f"{work}|{hashed(json.dumps(job.options, sort_keys=True, default=str), 8)}" if job.options else work
 
 
 def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> list[Checkpoint]:
     """Where a run would begin in each region of a job, in their order. `store` is this machine's, or None if there is
     none yet. A region without a place in the ledger has the store's. Raises LedgerError and StoreError."""
-    regions, work = job.regions or ("",), work_of(session, job)
+    regions, work = job.regions or ("",), work_of(session.settings, job)
     places = {region: Checkpoint(job.name, region, work=work) for region in regions}
     if store is not None:
         places.update(zip(regions, store.checkpoints(job.name, regions, work), strict=True))
@@ -297,7 +297,7 @@ class SharedPlaces:
     def __init__(self, session: Session, job: JobSettings) -> None:
         self._state = session.project(job.credential).state
         self._job = job.name
-        self._work = work_of(session, job)
+        self._work = work_of(session.settings, job)
         self._name = f"{self._work}|{job.name}"
         self._texts: dict[str, str] = {}
         self._cursors: dict[str, tuple[bytes, ...]] = {}

@@ -234,7 +234,7 @@ class _Start:
         report = RunReport(self.session.run, self.job.name, "elsewhere", skipped(due), elsewhere=hold.away)
         away = report.away
         noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
-        store.note_elsewhere(self.job.name, work_of(self.session, self.job), *noted)
+        store.note_elsewhere(self.job.name, work_of(self.session.settings, self.job), *noted)
         if hold.tick_is:
             waits = hold.tick_is == "running"
             why = "another scheduler is running this tick" if waits else "a scheduler has run this tick already"
@@ -289,7 +289,7 @@ class _Run:
             self.hold.bring(self.store)
             self.store.delete_expired()
             self.store.check_keys(self.job)
-            work, most = work_of(self.session, self.job), pages_of(self.job)
+            work, most = work_of(self.session.settings, self.job), pages_of(self.job)
             complete = self.store.finish(self.job.name, regions, work, most)
             pending = self.store.start_round(self.job.name, regions, work)
             self.hold.keep(*complete, *pending)
@@ -357,7 +357,7 @@ class _Run:
         units, _ = self.attempts.spent()
         early = {place.region for place in self.failed if not (units.get(place.region) and place.begun)}
         with suppress(quota.QuotaError):  # the run ends with an error already
-            places = self.store.checkpoints(self.job.name, regions, work_of(self.session, self.job))
+            places = self.store.checkpoints(self.job.name, regions, work_of(self.session.settings, self.job))
             waiting = any(p.pending and (p.failed_at_ms or 0) <= (p.completed_at_ms or 0) for p in places)
             for place in sorted(places, key=lambda place: (place.region in early, ended_at(place))):
                 if waiting and place.region in early:
