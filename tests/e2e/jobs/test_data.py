@@ -96,12 +96,7 @@ def test_a_table_may_have_a_key_of_several_fields_and_a_history(site: Site) -> N
         site.run()
     assert site.rows("SELECT key FROM rows ORDER BY id") == [('["4", "c1"]',), ('["5", "c1"]',)]
     readings = site.rows("SELECT key, data FROM history ORDER BY key, taken_at_ms")
-    assert [(key[:5], json.loads(data)["likes"]) for key, data in readings] == [
-        ('["4",', 1),
-        ('["4",', 2),
-        ('["4",', 1),
-        ('["5",', 0),
-    ]
+    assert [json.loads(data)["likes"] for _, data in readings] == [1, 2, 1, 0]
 
 
 def nested(levels: int) -> list[Any]:
@@ -151,16 +146,11 @@ def test_a_table_must_have_a_name_that_is_free(name: str) -> None:
 
 
 def test_two_jobs_agree_on_a_table_that_both_have(site: Site) -> None:
-    site.configure(
-        'tables = { comments = { key = ["id", "thread"] } }\n[jobs.other]\nfetch = "trending"\n'
-        "tables = { comments = {} }"
-    )
+    keyed = 'tables = { comments = { key = ["id", "thread"] } }\n'
+    site.configure(f'{keyed}[jobs.other]\nfetch = "trending"\ntables = {{ comments = {{}} }}')
     message = "jobs.other.tables.comments: job 'own' has another key or history for it"
     assert message in one_line(site.quota("check"), 78)
-    site.configure(
-        f'[jobs.other]\nfetch = "{site.module}:fetch"\nregions = ["US"]\n'
-        'tables = { comments = { key = ["id", "thread"] } }'
-    )
+    site.configure(f'[jobs.other]\nfetch = "{site.module}:fetch"\nregions = ["US"]\n{keyed}')
     site.pages([{"comments": [comment(1, thread=7)]}])
     assert (site.run().outcome, site.run("other").outcome) == ("done", "done")
     assert site.rows("SELECT key FROM rows") == [('["c1", "7"]',)], "one job declares the key for both"
@@ -293,11 +283,8 @@ def test_a_view_has_a_column_for_each_field_whatever_it_is_called(site: Site) ->
     site.pages([{"odd": [{"id": 1, **odd}], "Wide": [{"id": 1, **wide}], "wide": [comment(1), comment(2)]}])
     site.run()
     shown = site.quota.json("tables", "--views", "--json")
-    assert [(each["name"], each["rows"], len(each["fields"])) for each in shown["tables"]] == [
-        ("Wide", 1, 301),
-        ("odd", 1, 9),
-        ("wide", 2, 3),
-    ]
+    sizes = [(each["name"], each["rows"], len(each["fields"])) for each in shown["tables"]]
+    assert sizes == [("Wide", 1, 301), ("odd", 1, 9), ("wide", 2, 3)]
     assert site.rows("SELECT count(*) FROM wide_") == [(2,)], "for SQLite, wide is Wide"
     with closing(sqlite3.connect(site.folder / "videos.db")) as db:
         db.row_factory = sqlite3.Row
@@ -331,16 +318,11 @@ def test_an_export_calls_fields_as_the_view_does_and_leaves_none_out(site: Site)
 
 
 def test_rows_are_exported_as_they_came(site: Site) -> None:
-    site.pages(
-        [{"comments": [comment(1, tags=["a", "b"]), comment(2, text='say "hi",\r\nyes')]}], [{"comments": [comment(3)]}]
-    )
+    of_us = [comment(1, tags=["a", "b"]), comment(2, text='say "hi",\r\nyes')]
+    site.pages([{"comments": of_us}], [{"comments": [comment(3)]}])
     site.run()
     lines = [json.loads(line) for line in site.quota("export", "comments").stdout.splitlines()]
-    assert [(each["id"], each["region"], each["likes"]) for each in lines] == [
-        ("c1", "US", 1),
-        ("c2", "US", 2),
-        ("c3", "DE", 3),
-    ]
+    assert [(each["id"], each["region"]) for each in lines] == [("c1", "US"), ("c2", "US"), ("c3", "DE")]
     assert lines[0]["tags"] == ["a", "b"]
     assert lines[0]["refreshed_at"].endswith("Z")
     done = site.quota("export", "comments", "--format", "csv", "--region", "US", "--output", "out.csv")
@@ -484,11 +466,8 @@ def test_the_yield_of_pages_is_known_by_number(site: Site) -> None:
     site.pages([page(0, 30), page(0, 20), {"comments": [{}]}], [page(0, 30)])
     assert site.run().outcome == "failed"
     yields = site.quota.json("spend", "--bought", "--json")["bought"]
-    assert [(each["page"], each["pages"], each["items"], each["new"], each["units"]) for each in yields] == [
-        (1, 8, 240, 90, 8),
-        (2, 7, 83, 0, 7),
-        (3, 3, 30, 0, 4),
-    ]
+    numbers = [[each[name] for name in ("page", "pages", "items", "new", "units")] for each in yields]
+    assert numbers == [[1, 8, 240, 90, 8], [2, 7, 83, 0, 7], [3, 3, 30, 0, 4]]
     message = "pages 2 and 3 of own brought 0% of the new entries for 58% of its units"
     shown = site.quota("spend", "--bought", "--since", "7d").stdout
     assert shown.splitlines()[-1] == message
@@ -518,8 +497,7 @@ def test_places_show_the_next_page_and_are_reset_one_by_one(site: Site) -> None:
     assert len(site.rows("SELECT 1 FROM rows")) == 3, "what is stored stays"
     assert site.run().outcome == "done"
     assert site.upstream.usage()["requests"] == 3 + 3
-    with closing(sqlite3.connect(site.folder / "videos.db")) as db, db:
-        db.execute("UPDATE checkpoints SET failed_at_ms = completed_at_ms + 1")
+    site.change("UPDATE checkpoints SET failed_at_ms = completed_at_ms + 1")
     assert site.quota("place", "list").stdout.startswith("own US: the next round tries it again; complete ")
     assert site.quota("place", "reset", "own").stdout == "own begins anew with the next run, in US, DE\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,16 +123,6 @@ def test_new_uploads_are_fetched_until_all_of_a_page_is_known(site: Site) -> Non
         assert site.videos() == set(published(name))
 
 
-def test_a_channel_is_walked_anew_before_its_videos_expire(site: Site) -> None:
-    name = channel(120)
-    site.configure("uploads", channels=name)
-    for day in range(0, 63, 7):
-        site.run()
-        site.later(days=7)
-        assert site.videos() == set(published(name)), day
-    assert site.calls()["playlistItems.list"] == 9 + 2 * 3, "3 pages of it every three weeks"
-
-
 def test_a_walks_place_is_no_item_and_a_step_without_a_call_is_no_page(site: Site) -> None:
     (site.folder / "sink_of_walks.py").write_text(
         "handed = []\ndef put(page, job, region):\n    handed.append((page.items, [*page.rows]))\n"
@@ -215,12 +206,6 @@ def test_a_reset_begins_each_list_anew_and_names_the_others_that_read_it(site: S
     site.run()
     assert site.videos() == {*published(channel(120))[:100]}
     assert reset.stdout.splitlines()[1:] == ["the places of lists are shared: k begins the same lists anew, too"]
-    site.configure("comments", videos=(name := with_threads(101, 200)), pages=1)
-    site.run()
-    before = comments(site)
-    assert site.quota("place", "reset", "j").stdout == "j begins anew with the next run\n"
-    site.run()
-    assert comments(site) == before < all_of(name)
 
 
 def test_a_page_that_upstream_no_longer_knows_begins_the_walk_anew(site: Site) -> None:
@@ -318,12 +303,8 @@ def test_comments_are_stored_with_all_replies_and_a_video_that_allows_none_is_pa
     site.configure("comments", videos=names)
     assert site.run().outcome == "done"
     assert comments(site) == all_of(names[0]) | all_of(names[3])
-    assert site.calls() == {
-        "commentThreads.list": 2
-        + calls_for(names[0])["commentThreads.list"]
-        + calls_for(names[3])["commentThreads.list"],
-        "comments.list": calls_for(names[0])["comments.list"] + calls_for(names[3])["comments.list"],
-    }
+    calls = Counter(calls_for(names[0])) + Counter(calls_for(names[3])) + Counter({"commentThreads.list": 2})
+    assert site.calls() == calls
     thread, replies = next((thread, some) for thread, some in said_under(names[3]).items() if some)
     ((row,),) = site.rows("SELECT data FROM rows WHERE name = 'comments' AND key = ?", thread)
     ((reply,),) = site.rows("SELECT data FROM rows WHERE name = 'comments' AND key = ?", replies[0])

@@ -328,9 +328,7 @@ def test_a_schedule_that_only_todays_spending_stops_fits(folder: Path) -> None:
 
 
 def test_a_schedule_is_held_against_a_month_that_is_longer_than_the_plan(folder: Path) -> None:
-    month = LIMITS.replace('window = "24h"', 'window = { calendar = "month", zone = "UTC" }').replace(
-        "10_000", "20_000"
-    )
+    month = LIMITS.replace("10_000", "20_000").replace('"24h"', '{ calendar = "month", zone = "UTC" }')
     planned = settings(folder, month + KEYWORDS.replace("every 45m", "0 0 * * *"))
     assert not make_plan(planned, NOON_MS, state=spent_now(19_900)).fits
     assert not make_plan(planned, NOON_MS).fits, "it is looked at for a whole month"

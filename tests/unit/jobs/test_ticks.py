@@ -152,12 +152,8 @@ def test_a_schedule_knows_the_shortest_time_between_two_ticks(text: str, shortes
 
 def test_with_stagger_each_region_is_a_tick_of_its_own_at_its_own_offset() -> None:
     due = list(ticks([job(stagger_ms=2 * MINUTE_MS)], ms("2026-11-21T00:02"), ms("2026-11-21T00:33")))
-    assert [(utc(tick.at_ms), tick.regions) for tick in due] == [
-        ("21 00:02", ("DE",)),
-        ("21 00:04", ("FR",)),
-        ("21 00:30", ("US",)),
-        ("21 00:32", ("DE",)),
-    ]
+    starts = [f"{utc(tick.at_ms)} {' '.join(tick.regions)}" for tick in due]
+    assert starts == ["21 00:02 DE", "21 00:04 FR", "21 00:30 US", "21 00:32 DE"]
     assert len({tick.name for tick in due}) == 4
 
 

@@ -252,8 +252,6 @@ def test_a_configured_job_ranks_a_region(api: Api, store: Store) -> None:
     for job, numbers in (("another", range(5)), ("trending", range(10, 15)), ("zzz", range(20, 25))):
         save(store, numbers, job=job, region="US")
     assert api.json(TRENDING, region="US")["ranking"]["job"] == "trending"
-    save(store, range(5), job="another", region="NO")
-    assert api.json(TRENDING, region="NO")["ranking"]["job"] == "another"
 
 
 def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) -> None:
