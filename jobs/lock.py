@@ -5,6 +5,7 @@
     made_lock     that file, to look at
     lock_name     names the lock, so that the ledger can tell a dead run from a run on another machine
     store_id_of   the id of the store, which the locked file keeps too
+    noted_id      the id of the store that was last at a path
 
 The file is beside the store: whoever writes to the store finds it there. The lock ends with its process.
 """
@@ -151,6 +152,17 @@ def store_id_of(store: Store, lock: Lock) -> str:
         with suppress(OSError):  # a full disk
             os.pwrite(lock, store_id.encode(), 0)
     return store_id
+
+
+def noted_id(store: str, current: str = "") -> str:
+    """The id of the store that this machine has at a path, as the state folder keeps it; "" if unknown."""
+    with suppress(OSError, quota.ConfigError):
+        file = make_state_folder() / f"store-{hashed(f'{machine_name()}:{store}', 12)}"
+        noted = file.read_text(errors="replace") if file.exists() else ""
+        if current not in ("", noted):
+            file.write_text(current)
+        return current or noted
+    return ""
 
 
 def kept_id(lock: Lock) -> str:

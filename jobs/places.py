@@ -8,7 +8,7 @@ beside the claims in the ledger.
     work_of          names the work that the checkpoints of a job belong to
     checkpoints_of   where a job stands, in the store or in the ledger
     reset_shared     resets regions whose places are in the ledger
-    free_if_full     gives up the regions of a store without room
+    release          gives up the regions of this machine's store
 
 `quota search` reads one store, so a round must not be split over the stores of several machines. On a shared ledger
 each region of a job therefore belongs to one store at a time. A run claims all its regions at once, renews its hold
@@ -28,7 +28,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import quota
@@ -37,9 +37,9 @@ from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.text import listed, many
 from quota.jobs.job import Away, Cursor, pages_of
-from quota.jobs.lock import Lock, hashed, is_running, is_taken, kept_id, lock_name, made_lock, store_id_of
+from quota.jobs.lock import Lock, hashed, is_running, is_taken, kept_id, lock_name, made_lock, noted_id, store_id_of
 from quota.jobs.store.checkpoints import FIRST_PAGE, Checkpoint, digest_of, place_of, read_place
-from quota.jobs.store.file import StoreError, check_space
+from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.rules.claims import MAX_HOLD_MS, MAX_REGIONS, Claim, Claimed, Ending, Holder
@@ -87,6 +87,8 @@ class Hold(AbstractContextManager["Hold"]):
         self._state = session.project(job.credential).state
         self._job = job.name
         store_id = store_id_of(store, lock)
+        if self._is_shared:
+            noted_id(store.path, store_id)
         self._owner = OWNER if shared else session.settings.store.name or store_id
         gap_ms = store.start_run(job.name, work_of(session.settings, job))
         self._new = gap_ms is None
@@ -352,24 +354,19 @@ def reset_shared(session: Session, job: JobSettings, checkpoints: Sequence[Check
         state.end_claim(claim._replace(regions=()), "done")
 
 
-def free_if_full(session: Session, job: JobSettings, lock: Lock) -> StoreError | None:
-    """Let other machines have the regions of this machine's store if it has no room; returns the error then. Raises
-    nothing."""
+def release(session: Session, jobs: Iterable[JobSettings]) -> None:
+    """Let other machines have the regions of these jobs that this machine's store holds and no run covers: this machine
+    cannot run the jobs, or will not. The store need not be readable. Raises nothing."""
     settings = session.settings.store
-    try:
-        check_space(settings.file)
-        return None
-    except StoreError as error:
-        full = error
-    owner, state = settings.name or kept_id(lock), session.project(job.credential).state
-    if not owner or settings.places_in_ledger or job.on_each_machine or not session.ledger.shared:
-        return full
-    claim = _brief_claim(job, owner, session.run, job.regions or ("",))._replace(machine=lock_name(lock))
-    with suppress(quota.LedgerError):  # they are free when this machine has been silent for long enough
-        for part in _parts_of(claim.regions):
-            state.claim(claim._replace(regions=part))
-        state.end_claim(claim._replace(regions=()), "failed")
-    return full
+    with suppress(quota.QuotaError):  # they are free when this machine has been silent for long enough
+        owner = settings.name or noted_id(settings.file)
+        for job in jobs if owner and session.ledger.shared and not settings.places_in_ledger else ():
+            state = session.project(job.credential).state
+            held = [holder.regions for holder in state.holders(_claim_name(job)) if holder.owner == owner]
+            for part in _parts_of([*chain.from_iterable(held)]):
+                claim = _brief_claim(job, owner, session.run, part)
+                state.claim(claim)
+                state.end_claim(claim, "failed")
 
 
 def _brief_claim(job: JobSettings, owner: str, run: str, regions: tuple[str, ...]) -> Claim:

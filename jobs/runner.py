@@ -50,10 +50,10 @@ from quota.jobs.account import Account, RegionOutcome, ended, failed_report, kee
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
 from quota.jobs.job import Page, RunReport, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
 from quota.jobs.lock import Covers, Lock, note_covers, only_one
-from quota.jobs.places import Hold, checkpoints_of, free_if_full, work_of
+from quota.jobs.places import Hold, checkpoints_of, release, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
-from quota.jobs.store.file import StoreError, check_space
+from quota.jobs.store.file import StoreError, check_space, lack_of_space
 from quota.jobs.store.rows import Row, rows_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
@@ -117,24 +117,29 @@ class _Start:
     wait: Any
     clock: Callable[[], int]
     before: Covers | None = None  # what the run covers that has the lock before this one
+    hold: Hold | None = None
 
     def __post_init__(self) -> None:
         self.everything = regions_of(self.job, ())
         self.due = regions_of(self.job, texts(self.regions, "region") if self.tick is None else self.tick.regions)
         self.whole = self.due == self.everything
-        self.fetch, self.sink = functions_of(self.session.settings, self.job)
         self.asked_ms = self.clock()
         wait_ms = self.job.misfire_grace_ms + (0 if self.tick is None else self.tick.at_ms - self.asked_ms)
         self.until_s = elapsed_s() + wait_ms / 1_000
 
     def run(self) -> RunReport:
-        """Run the job when its turn comes."""
-        url = self.session.settings.store.url
+        """Run the job when its turn comes. A machine that cannot begin it lets others have its regions."""
+        settings = self.session.settings
         try:
-            with only_one(url, self.job.name, Covers(self.whole), self._waits) as lock:
+            self.fetch, self.sink = functions_of(settings, self.job)
+            with only_one(settings.store.url, self.job.name, Covers(self.whole), self._waits) as lock:
                 return self._missed() if lock is None else self._locked(lock)
-        except StoreError as error:
-            return failed_report(self.session, self.job.name, error)
+        except (StoreError, quota.ConfigError) as error:
+            if self.hold is None:  # else the hold has ended with the error
+                release(self.session, [self.job])
+            if isinstance(error, quota.ConfigError):
+                raise
+            return failed_report(self.session, self.job.name, lack_of_space(settings.store.file) or error)
 
     def _waits(self, before: Covers) -> bool:
         """Whether to wait for the run that has the lock, which covers this."""
@@ -150,18 +155,13 @@ class _Start:
         return (self.whole and self.before.whole) or {*self.due} <= {*self.before.regions}
 
     def _locked(self, lock: Lock) -> RunReport:
-        """Hold the regions that are still due. A machine whose store has no room lets others have them."""
-        hold = None
-        try:
-            with self._open_store() as store:
-                due = self._still_due(store)
-                if self.before and not due:
-                    return ended(self.session, self.job, "overlap", "another run has covered it meanwhile")
-                with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.tick) as hold:
-                    return self._held(store, lock, hold, due)
-        except StoreError as error:
-            full = None if hold is not None else free_if_full(self.session, self.job, lock)
-            raise full or error from None
+        """Hold the regions that are still due."""
+        with self._open_store() as store:
+            due = self._still_due(store)
+            if self.before and not due:
+                return ended(self.session, self.job, "overlap", "another run has covered it meanwhile")
+            with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.tick) as self.hold:
+                return self._held(store, lock, self.hold, due)
 
     def _held(self, store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
         """Claim the regions, and cover those that the run gets: as many as are due."""
