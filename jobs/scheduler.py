@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -53,7 +54,7 @@ from quota.jobs.account import failed_report
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
 from quota.jobs.job import RunReport, functions_of
-from quota.jobs.places import checkpoints_of
+from quota.jobs.places import checkpoints_of, release
 from quota.jobs.store.checkpoints import by_rotation
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Stream, Tick, streams
@@ -86,7 +87,8 @@ log = logging.getLogger("quota.schedule")
 
 
 def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
-    """Run all scheduled jobs until `stop` returns the number of a signal. The pages in flight are then stored first.
+    """Run all scheduled jobs until `stop` returns the number of a signal. The pages in flight are then stored, and
+    other machines may have the regions.
 
     Raises ConfigError, before anything runs, if no job has a schedule or a job could never run.
     """
@@ -95,7 +97,8 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
         source = session.settings.source
         raise quota.ConfigError(f'{source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
     workers = min(WORKERS, len(jobs))
-    with ThreadPoolExecutor(workers, thread_name_prefix="job") as pool:
+    with ExitStack() as end, ThreadPoolExecutor(workers, thread_name_prefix="job") as pool:
+        end.callback(release, session, jobs)
         _start_threads(pool, workers)
         queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
         executors = {"default": _AtOnce()}
