@@ -7,10 +7,10 @@ near_limit     80% of a limit is used                              once in its w
 refused        the budget, not `max_units`, stopped a run          once in the limit's window
 exhausted      upstream closed a bucket                            once for each closing
 reopened       somebody reopened a bucket                          once for each reopening
-stale          a region was last complete too long ago, or never   once a day
-run_failed     a run failed                                        once a day for each exit status
+stale          a region was last complete too long ago, or never   once a day until it is complete
+run_failed     a run failed                                        once a day for each exit status, until a run succeeds
 ledger_lost    a machine put lost charges back into the ledger     once for each machine
-ledger_away    a run spent the machine's allowance                 once a day, on each machine
+ledger_away    a run spent the machine's allowance                 once a day until the ledger answers, on each machine
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quota.jobs.store.checkpoints import Checkpoint, is_stale
 from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.reports.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
-from quota.reports.notify import Notice, Ping, notify
+from quota.reports.notify import Notice, Ping, forget, notify
 from quota.reports.runs import Run
 from quota.reports.spending import read_sums
 from quota.reports.status import LimitRow, Status, read_status
@@ -87,10 +87,8 @@ def ledgers_clock(session: Session) -> int:
 
 def _regions(session: Session, job: JobSettings, report: RunReport) -> list[_Region]:
     """The regions of a job. If the ledger does not say whose they are, only those of this run are due. Empty if the
-    store cannot be read, or if the configuration has no use for it."""
-    settings, notices = session.settings.store, session.settings.notify
-    if session.settings.textfile is None and (notices is None or notices.stale_ms is None):
-        return []
+    store cannot be read."""
+    settings = session.settings.store
     try:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
             places = checkpoints_of(session, job, store)
@@ -192,11 +190,30 @@ def _tell(
     if status is not None:
         notices += _notices_of_budget(project, status)
         trouble = status.unwritable
-    if trouble and report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
-        owes = f"{many(owed_units, 'unit')} of this machine's allowance"
-        message = f"job {job.name} goes on with {owes}: {trouble}"
-        notices.append(Notice("ledger_away", project, "", message, DAY_MS, {"owed_units": owed_units}, here=True))
+    away = Notice("ledger_away", project, "", "", DAY_MS, here=True)
+    if not trouble:
+        forget(session, [away], here=True)
+    elif report.exit_status in (0, 75) and (owed_units := session.budget(job.credential).owed_units()):
+        allowance = session.budget(job.credential).allowance()
+        left = "" if allowance is None else f", {allowance.remaining_units:,} left"
+        message = f"job {job.name} drew {many(owed_units, 'unit')} of this machine's allowance{left}: {trouble}"
+        notices.append(away._replace(message=message, facts={"owed_units": owed_units}))
+    failures = [Notice("run_failed", project, job.name, "", DAY_MS, cause=status) for status in _FAILURES]
+    if report.outcome == "elsewhere" or _succeeds(report, regions):
+        forget(session, failures, here=report.outcome == "elsewhere")
     notify(session, notices)
+
+
+_FAILURES = [str(error.exit_status) for error in (quota.QuotaError, quota.LedgerError, quota.ConfigError)]
+"""The exit statuses of a run that failed."""
+
+
+def _succeeds(report: RunReport, regions: Sequence[_Region]) -> bool:
+    """Whether the job runs without a failure: this run has covered something, and no region's last pass failed."""
+    places = [region.place for region in regions]
+    has_failed = not places or any((x.failed_at_ms or 0) > (x.completed_at_ms or 0) for x in places)
+    covers = report.outcome == "done" or report.attempts > 0
+    return covers and not (report.exit_status or report.elsewhere or has_failed)
 
 
 def _notices_of_run(project: str, report: RunReport, status: Status | None) -> Iterator[Notice]:
@@ -275,4 +292,4 @@ def _notices_of_regions(
         if (ahead_ms := due_ms - now_ms) > 0:
             message = f"{where} {did} while a clock was wrong: it is dated {spell(ahead_ms)} ahead"
         facts = members(checkpoint, "job region completed_at")
-        yield Notice("stale", project, f"{job} {region}".rstrip(), message, DAY_MS, facts)
+        yield Notice("stale", project, f"{job} {region}".rstrip(), message, DAY_MS, facts, cause=str(due_ms))

@@ -14,7 +14,7 @@ keys of their newest additions. So no change happens twice, even if others made 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -212,6 +212,19 @@ class State:
     def end_claim(self, claim: Claim, ending: Ending) -> None:
         """Note that a run has ended."""
         self._change_claims(claim, lambda record, checked: record.end(checked, ending))
+
+    def forget_ticks(self, name: str, ticks: Collection[str]) -> None:
+        """Let these ticks of a job be claimed again."""
+        field = CLAIM + name
+
+        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[None]:
+            record = Record(fields.get(field, ""), now_ms)
+            if record.ticks.keys().isdisjoint(ticks):
+                return Change(None, {})
+            record.ticks = {tick: run for tick, run in record.ticks.items() if tick not in ticks}
+            return Change(None, {field: record.stored()})
+
+        change(self.log, self.project, (field,), rule)
 
     def places(self, name: str, regions: Sequence[str]) -> Mapping[str, str]:
         """The places of a job that are kept, by region."""

@@ -2,6 +2,7 @@
 
     Notice      one event, and for how long it is not repeated
     notify      deliver notices, each once over all machines that share the ledger
+    forget      deliver notices again whose cause had ended
     send_test   deliver a notice for a test, and report what came of it
     Ping        report to a health-check service that a job begins, and how it ended
 
@@ -97,6 +98,20 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
                 claimed(failure is None)
 
 
+def forget(session: Session, notices: Sequence[Notice], *, here: bool = False) -> None:
+    """Let these notices of one project be delivered again at once: their cause has ended. With `here`, only this
+    machine forgets them. Raises nothing."""
+    settings = session.settings.notify
+    if settings is None:
+        return
+    keys = [_key(notice, way) for notice in notices for way, _ in _ways(settings)]
+    with contextlib.suppress(LedgerError, ConfigError, OSError):
+        for key in keys:
+            (state_folder() / "notified" / key).unlink(missing_ok=True)
+        if not here:
+            State(session.ledger, notices[0].project, session.keys.next).forget_ticks(CLAIM, keys)
+
+
 def send_test(settings: NotifySettings, projects: str, message: str) -> Iterator[tuple[str, str | None]]:
     """Deliver a notice of the event "test" by each way. Yields the way, and why its delivery failed, if it did. The
     command writes to our stderr: whoever tests it must see what it says."""
@@ -126,9 +141,7 @@ _Claimed = Callable[[bool], None]
 def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
     """None if another process delivers the notice. Otherwise call the result with whether it was delivered."""
     once_ms = min(notice.once_ms, MAX_TICK_MS)
-    # The name of the notice among all that go this way.
-    names = (way, notice.event, notice.project, notice.subject, notice.cause)
-    key = blake2b("\0".join(names).encode(), digest_size=12).hexdigest()
+    key = _key(notice, way)
     if notice.here:
         return _claim_here(key, once_ms)
     run = f"{session.run}-{token_hex(8)}"  # two threads of one session are two
@@ -163,6 +176,12 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
             _claim_here(key, 0)
 
     return end
+
+
+def _key(notice: Notice, way: str) -> str:
+    """The name of a notice among all that go this way."""
+    names = (way, notice.event, notice.project, notice.subject, notice.cause)
+    return blake2b("\0".join(names).encode(), digest_size=12).hexdigest()
 
 
 def _left_here(key: str, once_ms: int, now_ms: int) -> int:
