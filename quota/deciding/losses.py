@@ -146,14 +146,15 @@ def _put_back_lost(project: Project, journal: Journal, beginning: Moment) -> boo
 
 
 def _tell(project: Project, journal: Journal, lost: Sequence[Entry], at_ms: int) -> None:
-    """Warn of entries that came back, and note the charges that the ledger had lost, if any: none if its url was
-    changed. Noting may fail without harm."""
+    """Warn of entries that came back, and note the charges that the ledger had lost, if any: none if this machine
+    noted entries of another url since. Noting may fail without harm."""
     charges, label = [entry for entry in lost if entry.kind == "charge"], project.log.label
     before, kinds = journal.notes().ledger or label, {entry.kind for entry in lost}
     what = next((noun for kind, noun in _NOUNS.items() if kind in kinds), "entries")
     say = f"the ledger lost {what}, and this machine put them back"
     if before != label:
-        say = f"ledger.url was changed: this machine noted {what} in {before}, and they count here, too"
+        say = f"this machine noted {what} in {before}, and they count here, too: ledger.url was changed, or a program "
+        say += "still has that url and needs a restart"
     units = sum(entry.units for entry in charges)
     numbers = {"charges": len(charges), "units": units} if charges else {}
     warn("ledger_behind", say, ledger=label, project=project.name, **numbers)
