@@ -344,7 +344,7 @@ class Verdict(NamedTuple):
 
 def verdict(row: CredentialRow, now_ms: int, *, down: bool = False) -> Verdict:
     """The verdict of a credential, as in `quota status`. `down`: the ledger cannot be used."""
-    word, lead, _, more = verdict_of(row)
+    word, lead, end_ms, more = verdict_of(row)
     state: str = "full" if word == "stopped" else word
     headline = f"{word.capitalize()}{more}"
     lead = f"calls are admitted: {lead}" if word == "open" else lead
@@ -353,7 +353,7 @@ def verdict(row: CredentialRow, now_ms: int, *, down: bool = False) -> Verdict:
     if down:
         state, headline = "unknown", f"Last known: {headline.lower()}"
         lead = "While the ledger cannot be used, calls are refused, or drawn on the local allowance if there is one"
-    end = None if row.next_ms is None else when(row.next_ms, now_ms)
+    end = None if end_ms is None else when(end_ms, now_ms)
     return Verdict(state, headline if end is None else f"{headline} until", end, f"{lead[:1].upper()}{lead[1:]}.")
 
 

@@ -71,7 +71,7 @@ def test_the_verdict_says_closed_then_full_and_until_when(room: Room) -> None:
     verdict = room.verdict()
     assert verdict.headline == "Closed by upstream until"
     assert verdict.until is not None
-    assert verdict.until.exact == rfc3339(TEN_MS + DAY_MS)
+    assert verdict.until.exact == rfc3339(TEN_MS + 3 * HOUR_MS)
     assert verdict.lead == '"used up"; then full until 2026-11-22T10:00:00+00:00.'
 
 
