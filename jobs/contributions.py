@@ -312,13 +312,15 @@ def _refusal(
     here: bool,
 ) -> tuple[str, Decision | None]:
     """Why a run could not go on now, in the order in which a run would notice, and the decision if the budget refuses
-    its first call; ("", None) if it could. If the fetch function names no call or is not imported here, the cheapest
-    call stands for it. `without` has the decisions without a ledger, which are the same for all jobs: each waits for
-    it. None: the ledger answers."""
+    its first call; ("", None) if it could. If the fetch function names no call or is not imported here, the call that
+    stopped the job's last run stands for it, else the cheapest. `without` has the decisions without a ledger, which are
+    the same for all jobs: each waits for it. None: the ledger answers."""
     budget = session.budget(job.credential)
-    checkpoint, method = Checkpoint(job.name, (job.regions or ("",))[0]), None
+    checkpoint, method, refused = Checkpoint(job.name, (job.regions or ("",))[0]), None, None
     with suppress(StoreError, quota.ConfigError, quota.LedgerError), Store.if_made(session.settings.store) as store:
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
+        last = [] if store is None else store.runs.read(job.name, count=1, ended=True)
+        refused = next(((run.refusal or {}).get("method") for run in last), None)
         try:
             if store is not None:
                 store.check_keys(job)
@@ -339,7 +341,9 @@ def _refusal(
     if no_store:
         return no_store, None
     costs = {name: budget.book.price(name).least.units for name in budget.book.methods}
-    method = method or min(filter(costs.get, costs), key=lambda name: costs[name], default=None)
+    if method is None:
+        cheapest = min(filter(costs.get, costs), key=lambda name: costs[name], default=None)
+        method = refused if refused in costs else cheapest
     try:
         if method is not None:
             decided = {} if without is None else without

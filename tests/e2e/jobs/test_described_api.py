@@ -130,6 +130,11 @@ def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(fo
         ]
         assert run(folder, server.address).outcome == "stopped"
     assert len(server.arrived) == 5
+    (folder / "own_github_job.py").write_text(FETCH.replace('@first_attempt("read")', ""))
+    other = 'ping = { units = 1, bucket = "pings" }\n[buckets.pings]\nquota = 9\nresets = "1h"\n[routes]'
+    (folder / "github.toml").write_text(BOOK.replace("[routes]", other))
+    (job,) = Quota(folder).json("status")["credentials"][0]["jobs"]
+    assert job["refused_by"] == "core", "the call that stopped it would stop it again"
 
 
 def test_an_answer_has_a_deadline_here_too(folder: Path) -> None:
