@@ -318,7 +318,8 @@ def _written(output: str | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     is_there = os.path.exists(output)
-    if output in ("", "-") or (is_there and not os.path.isfile(output)):  # a device or a pipe would be gone
+    # A device or a pipe would be gone, and the path of a folder names no file.
+    if output in ("", "-") or output.endswith(os.sep) or (is_there and not os.path.isfile(output)):
         raise quota.UsageError(f"--output {show(output)} is not a file; leave it out to write to stdout")
     path = os.path.realpath(output)  # a link stays
     unfinished = os.path.join(os.path.dirname(path), f".quota-export-{secrets.token_hex(8)}")

@@ -415,7 +415,7 @@ def test_an_export_takes_the_place_of_a_file_alone(site: Site) -> None:
     os.mkfifo(site.folder / "pipe")
     (site.folder / "link").symlink_to("file")
     (site.folder / "file").touch(0o600)
-    for other in ("pipe", "-", ""):
+    for other in ("pipe", "-", "", "folder/"):
         assert f"--output '{other}' is not a file" in one_line(site.quota("export", "videos", "--output", other), 2)
     for ours in ("quota.toml", "./videos.db", "videos.db-wal"):
         assert "is a file of this configuration" in one_line(site.quota("export", "videos", "--output", ours), 2)
