@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -460,7 +460,8 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
     full = [met for met in each if not met.fits]
     reopen: Change = ()
     if kept.closed_by_upstream:
-        reopen = (Setting("reopen", kept.refused_by or "", 0, 0),)
+        spends = [] if price is None or kept.calls > 1 else [part.bucket for part in price[0].parts]
+        reopen = tuple(Setting("reopen", bucket, 0, 0) for bucket in _closed_then(budget, kept, spends))
         if not full:
             return (reopen,), False
     elif not full:
@@ -477,6 +478,18 @@ def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> t
         if less is not None:
             changes.append((*reopen, Setting("price", kept.method, cost - less, cost)))
     return tuple(changes), False
+
+
+def _closed_then(budget: Budget, kept: KeptRefusal, spends: Iterable[str]) -> Iterator[str]:
+    """The bucket that refused, and those of the call's other buckets that were closed, too."""
+    project, refused_by = project_of(budget), kept.refused_by or ""
+    yield refused_by
+    for bucket in spends:
+        record = None if bucket == refused_by else project.state.facts().exhaustion(bucket)
+        if record is None or 0 < record.reopened_ms <= kept.at_ms:
+            continue
+        if record.since_ms <= kept.at_ms + SLACK_MS and kept.at_ms < record.opens_ms(project.jitter_ms):
+            yield bucket
 
 
 def _smallest(kind: str, met: _Met, book: CostBook) -> Setting | None:

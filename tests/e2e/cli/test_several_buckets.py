@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from quota import open as open_session
+from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
 
 BOOK = """
@@ -72,6 +74,15 @@ def test_one_id_explains_settles_and_refunds_a_call_of_two_buckets(quota: Quota)
     assert one_line(quota("settle", charge_id, "-3"), 2).startswith("-3 units: what a charge counts")
     first = charge_id.partition("+")[0]
     assert one_line(quota("refund", f"{first}+"), 1).startswith(f"project 'main' has no charge '{first}+'")
+
+
+def test_a_refusal_by_two_closed_buckets_names_both(quota: Quota) -> None:
+    with open_session(quota.folder / "quota.toml") as session:
+        now_ms = session.ledger.now_ms()
+        for bucket, hours in (("core", 2), ("points", 1)):
+            session.budget().exhaust(bucket, now_ms, now_ms + hours * HOUR_MS, "used up")
+    quota("charge", "write")
+    assert [[change["name"] for change in both] for both in quota.json("explain")["admits"]] == [["core", "points"]]
 
 
 def test_spend_counts_a_call_once(quota: Quota) -> None:
