@@ -227,11 +227,7 @@ def test_a_call_of_two_buckets_is_drawn_handed_over_and_refunded_whole(setup: Se
 def test_the_outlook_is_closed_or_full_where_every_call_spends_that_bucket(setup: Setup) -> None:
     budget = budget_of(setup)
     budget.exhaust("points", setup.now_ms, setup.now_ms + MINUTE_MS, "used up")
-    closed = budget.outlook().closed
-    assert closed is not None
-    assert closed.bucket == "points"
+    assert getattr(budget.outlook().closed, "bucket", None) == "points"
     budget.reopen("points", "the tests")
     assert all(budget.charge("write").admitted for _ in range(4))
-    full = budget.outlook().full
-    assert full is not None
-    assert full.refused_by == "points"
+    assert getattr(budget.outlook().full, "refused_by", None) == "points"

@@ -122,12 +122,9 @@ def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(fo
         assert (report.outcome, report.refused_by, len(server.arrived)) == ("stopped", "core", 5)
         assert "API rate limit exceeded" in report.why
         assert "credential may not" not in report.why
-        assert report.retry_at_ms is not None
-        assert report.retry_at_ms >= (now_s + 900) * 1_000
-        assert [(region.region, region.outcome, region.cursor) for region in report.regions] == [
-            ("a", "done", None),
-            ("b", "partial", {"page": 2}),
-        ]
+        assert (report.retry_at_ms or 0) >= (now_s + 900) * 1_000
+        ended = [(region.region, region.outcome, region.cursor) for region in report.regions]
+        assert ended == [("a", "done", None), ("b", "partial", {"page": 2})]
         assert run(folder, server.address).outcome == "stopped"
     assert len(server.arrived) == 5
     (folder / "own_github_job.py").write_text(FETCH.replace('@first_attempt("read")', ""))

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from quota.common.clock import rfc3339
 from quota.dashboard.app import Dashboard
-from quota.dashboard.pages import Verdict, verdict
+from quota.dashboard.pages import Verdict, verdict, when
 from quota.dashboard.reading import read_now
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import HOUR_MS
 from support.page import overview
 
 TEN_MS = 1_795_255_200_000
@@ -68,11 +67,8 @@ def test_the_verdict_says_closed_then_full_and_until_when(room: Room) -> None:
     budget.reopen("units", "to charge")
     budget.charge("videos.list", units=9_500)
     budget.exhaust("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1")
-    verdict = room.verdict()
-    assert verdict.headline == "Closed by upstream until"
-    assert verdict.until is not None
-    assert verdict.until.exact == rfc3339(TEN_MS + 3 * HOUR_MS)
-    assert verdict.lead == '"used up"; then full until 2026-11-22T10:00:00+00:00.'
+    end, lead = when(TEN_MS + 3 * HOUR_MS, TEN_MS), '"used up"; then full until 2026-11-22T10:00:00+00:00.'
+    assert room.verdict() == ("closed", "Closed by upstream until", end, lead)
 
 
 def test_units_of_others_are_in_the_legend_and_the_forecast(room: Room) -> None:
