@@ -60,9 +60,9 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o700) -> None:
         try:
             os.mkdir(folder, mode)
             _keep_own_rights(folder, mode)
-        except FileExistsError:  # another process made it first, or it is a file: then the error is right
+        except FileExistsError:  # another process made it first, or it is no folder
             if not os.path.isdir(folder):
-                raise
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
 
 
 def _keep_own_rights(made: int | str, mode: int) -> None:

@@ -297,5 +297,5 @@ def test_a_demo_does_not_overwrite_a_configuration(quota: Quota, upstream: Emula
     configure(quota, upstream.address)
     before = (quota.folder / "quota.toml").read_bytes()
     assert "has a quota.toml that is not the demo" in one_line(quota("demo", "--keep", "."), 2)
-    assert "File exists; name a folder" in one_line(quota("demo", "--keep", "quota.toml"), 2)
+    assert "Not a directory; name a folder" in one_line(quota("demo", "--keep", "quota.toml"), 2)
     assert (quota.folder / "quota.toml").read_bytes() == before
