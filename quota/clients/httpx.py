@@ -86,6 +86,7 @@ def httpx_transport(
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the budget, whose cost book names the `method` by its `routes`. `caller` signs what leaves; the client's own
     request stays unsigned. The transport spends at most `max_units` in all. `library` is "httpx" or "httpx2".
+    Put a cache above this transport: what another `inner` answers is charged.
     """
     gate = HostGate(Meter(budget, max_units), method, hosts)
     module = _module(library)
@@ -103,7 +104,8 @@ def httpx_transport(
                     url, headers = caller.signed(request.method, str(request.url), request.headers)
                     given = {"stream": request.stream, "extensions": request.extensions}
                     leaving = module.Request(request.method, url, headers=headers, **given)
-                return at_once(send(gate, below.handle_request, leaving, plain=type(below) is module.HTTPTransport))
+                plain = type(below) in (module.HTTPTransport, module.MockTransport)
+                return at_once(send(gate, below.handle_request, leaving, plain))
 
             if caller is None:
                 return attempt()
@@ -135,7 +137,7 @@ def httpx_async_transport(
 
     class MeteredTransport(base):  # type: ignore[misc]  # a class of either library
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            plain = type(below) is module.AsyncHTTPTransport
+            plain = type(below) in (module.AsyncHTTPTransport, module.MockTransport)
             return await send(gate, below.handle_async_request, request, plain)
 
         async def aclose(self) -> None:
@@ -156,8 +158,8 @@ def _module(library: str) -> Any:
 
 async def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool) -> httpx.Response:
     """Send a request as one attempt through `below`, which is awaited if the gate awaits, and charge it at the gate. If
-    `below` is a `plain` transport of httpx, an answer without a sent byte comes from a mock, and its charge is
-    refunded."""
+    `below` is a `plain` transport of httpx, or httpx's own mock, an answer without a sent byte is a mock's, and its
+    charge is refunded."""
     awaited = gate.awaits
 
     async def sent() -> httpx.Response:

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 from urllib.parse import urlsplit
@@ -217,8 +218,7 @@ def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, 
     for way in ways:
         with session.get(f"{server.address}/spent", stream=True) as response:
             assert way(response.raw) == SPENT
-            assert response.raw.geturl() == "/spent"
-            assert response.raw.version_string == "HTTP/1.1"
+            assert (response.raw.geturl(), response.raw.version_string) == ("/spent", "HTTP/1.1")
             assert response.raw.retries is not None
         state_at(ledger).reopen("units", "a test")
 
@@ -234,16 +234,12 @@ def test_an_error_is_understood_and_still_there_to_read(
     connect: Connect, server: PlainServer, ledger: Log, path: str
 ) -> None:
     """However the client reads it: at once, decoded piece by piece, or as it came."""
-    client = connect(server)
-    reads: list[Callable[[], bytes]] = [
-        lambda: bytes(client.ask(server.address + path)[1]),
-        lambda: bytes(client.stream(server.address + path)),
-    ]
-    for read in reads:
+    client, url = connect(server), server.address + path
+    for read in (lambda: client.ask(url)[1], lambda: client.stream(url)):
         assert read() == SPENT
         assert [closed.bucket for closed in state_at(ledger).facts().exhaustions] == ["units"]
         state_at(ledger).reopen("units", "a test")
-    raw = client.raw(server.address + path)
+    raw = client.raw(url)
     assert (raw if path == "/spent" else gzip.decompress(raw)) == SPENT
 
 
@@ -366,6 +362,9 @@ def test_an_adapter_that_retries_or_is_too_old_is_refused(ledger: Log, monkeypat
         requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com")
 
 
+over_a_mock = partial(Httpx, inner=httpx.MockTransport(lambda asked: httpx.get(asked.url, trust_env=False)))
+
+
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.parametrize(
     ("kind", "place", "mocked"),
@@ -376,6 +375,7 @@ def test_an_adapter_that_retries_or_is_too_old_is_refused(ledger: Log, monkeypat
         (Httpx, "httpcore.ConnectionPool.handle_request", lambda: httpcore.Response(403, content=SPENT)),
         # as pytest-httpx
         (AsyncHttpx, "httpx.AsyncHTTPTransport.handle_async_request", lambda: httpx.Response(403, content=SPENT)),
+        (over_a_mock, "httpx.MockTransport.handle_request", lambda: httpx.Response(403, content=SPENT)),
     ],
 )
 def test_answers_of_a_mock_are_free_and_requests_that_it_passes_are_charged(
