@@ -21,8 +21,7 @@ from quota.reports.metrics import write_file
 from quota.session import Session
 from quota.settings.books import as_written, book_names, default_limits, load_book
 from quota.settings.load import load_settings
-from quota.settings.model import DEFAULT_HEADROOM_PERCENT, CredentialSettings
-from quota.settings.references import read_key
+from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.toml import in_toml
 from quota.terms.api import GOOGLES_KEY, KeyPlace
 from quota.terms.costs import CostBook
@@ -120,11 +119,11 @@ def check_(schema: bool, show: bool, form: str, config: str | None) -> int:
         settings = load_settings(config)
     except ConfigError as error:
         return fail_each(error)
-    with Session(settings) as session:  # inbound limits alone need no credential
-        findings = check(session)
     credentials = settings.credentials
     passed = [name for name, each in credentials.items() if passes_on(each.book, each.endpoint)]
-    keyless = [name for name in passed if not _is_readable(credentials[name])]
+    with Session(settings) as session:  # inbound limits alone need no credential
+        findings = check(session)
+        keyless = [name for name in passed if not _may_call(session, name)]
     served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
     left_out = [name for name in credentials if name not in passed]
 
@@ -141,19 +140,18 @@ def check_(schema: bool, show: bool, form: str, config: str | None) -> int:
             if served:
                 say(f"`quota proxy` serves {listed(served)}")
             if keyless:
-                say(f"`quota proxy` does not serve {listed(keyless)}: the key cannot be read")
+                say(f"`quota proxy` does not serve {listed(keyless)}: the key or account cannot be read")
             if left_out:
                 say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
 
     return _tell(settings.source, findings, form, shown, ConfigError.exit_status)
 
 
-def _is_readable(credential: CredentialSettings) -> bool:
-    """Whether the key or token that a credential refers to, if any, can be read here."""
-    kind, _, token_ref = (credential.auth_ref or "").partition(":")
-    ref = credential.key_ref or (token_ref if kind == "bearer" else None)
+def _may_call(session: Session, credential: str) -> bool:
+    """Whether the key or account that a credential refers to, if any, can be read here."""
     with suppress(ConfigError):
-        return ref is None or bool(read_key(ref))
+        session.check_key(credential)
+        return True
     return False
 
 
