@@ -60,7 +60,7 @@ class Dashboard:
         }
         self.now = Kept(lambda: read_now(session))
         self.alone = Kept(lambda: tuple(jobs_alone(list(all_jobs(session, here=False)), host_clock())))
-        self.curves = Kept(lambda: read_curves(session, forecast_of(kept.last for kept in self.added.values())))
+        self.curves = Kept(lambda: read_curves(session, forecast_of(kept.get(0) for kept in self.added.values())))
         self.spent = Kept(lambda: read_spent(session))
         self.parts: list[Kept[Any]] = [self.now, *self.added.values(), self.curves, self.spent]
 

@@ -251,8 +251,9 @@ class Project(OfOneProcess):
 
         def take() -> None:
             self.reading.hear_clock(beginning.clock_ms, elapsed_ms())
-            self.reading.begin(epoch, beginning.tip, beginning.trimmed, Facts.read(facts))
-            self._take_views(views, beginning)
+            if not self.reading.began:  # else another thread has begun, and may use its totals
+                self.reading.begin(epoch, beginning.tip, beginning.trimmed, Facts.read(facts))
+            self._take_views([view for view in views if view not in self.reading.totals], beginning)
 
         self.in_turn(take)
         self._newest_at_trim_ms = self._newest_at_trim_ms or beginning.tip[0]
@@ -422,13 +423,14 @@ class Project(OfOneProcess):
         return self._of_leaving(view, lambda total: total.used_after(at_ms)) or 0
 
     def _of_leaving(self, view: View, number: Callable[[RunningTotal], int | None]) -> int | None:
-        """A number about leaving entries, which may need the log."""
+        """A number about leaving entries, which may need the log. Raises LedgerError, also if the view's total is gone:
+        another thread reads the log anew."""
 
         def step() -> tuple[bool, int | None]:
             total = self.reading.totals.get(view)
             if total is None:
-                return True, None
-            if total.head < self.reading.seen:
+                is_whole = False
+            elif total.head < self.reading.seen:
                 wanted = Wanted(total.head, self.reading.seen, MAX_READ)
                 entries = self.log.read(self.name, *wanted)
                 is_whole = self.reading.take_behind(self.reading.epoch, wanted, entries)

@@ -19,7 +19,7 @@ from quota.common import sqlite_file
 from quota.deciding import losses
 from quota.deciding.allowance import Allowance, hand_over
 from quota.decision import Decision
-from quota.errors import UsageError
+from quota.errors import LedgerError, UsageError
 from quota.journal import files
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import LEASE_MS, Log
@@ -118,6 +118,18 @@ def test_a_handler_charges_or_learns_that_it_cannot_and_the_charge_goes_on(ledge
 def test_signal_handlers_charge_a_ledger_in_memory() -> None:
     with closing(open_ledger("memory://")) as ledger:
         charges_in_handlers(budget_of(ledger, *LIMITS), ledger)
+
+
+def test_no_time_is_too_early_when_another_thread_begins_to_read_the_log(ledger_url: str) -> None:
+    with closing(open_ledger(ledger_url)) as ledger:
+        project = project_of(budget := budget_of(ledger, *LIMITS))
+        views, _ = [each.view for each in budget.limits], budget.charge("videos.list")
+        times = [project.frees_at_ms(view, 1) for view in views]
+        project.begin(views[:1])
+        assert [project.frees_at_ms(view, 1) for view in views] == times != [None, None]
+        project.reading.totals.clear()
+        with pytest.raises(LedgerError, match="still counts"):
+            project.frees_at_ms(views[0], 1)
 
 
 def test_a_correction_interrupted_anywhere_holds_or_is_made_again(ledger_url: str, tmp_path: Path) -> None:

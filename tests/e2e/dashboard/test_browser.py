@@ -145,7 +145,7 @@ def printed(house: Quota, *args: str) -> Any:
 def test_the_page_has_the_numbers_of_status_spend_and_plan(browser: Browser, page: Served, house: Quota) -> None:
     before = printed(house, "plan", "--days", "1")
     with Visit(browser, page) as visit:
-        visit.page.wait_for_selector("[data-day-units]")
+        assert visit.page.locator("[data-day-units]").count()  # also on a first visit
         status = printed(house, "status")
         for card in status["credentials"]:
             section = visit.page.locator(
@@ -155,7 +155,8 @@ def test_the_page_has_the_numbers_of_status_spend_and_plan(browser: Browser, pag
             assert headline.startswith("Open") == card["open"]
             assert headline.startswith("Closed by upstream") == (card["closed_by"] is not None)
             if card["next_at"] is not None:
-                assert section.locator(".headline time").get_attribute("datetime") == card["next_at"]
+                (until,) = [each["until"] for each in card["exhausted"]] or [card["next_at"]]
+                assert section.locator(".headline time").get_attribute("datetime") == until
             for words in (each["evidence"] for each in card["exhausted"]):
                 assert words in section.locator(".lead").inner_text()
         rows = [row for card in status["credentials"] for row in card["limits"]]
