@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from quota.common.clock import NEVER
@@ -140,10 +141,15 @@ class Checklist:
         """The checklist of each call."""
         return self.each or (self,)
 
-    @property
+    @cached_property
     def costs(self) -> tuple[int, ...]:
         """The cost in each limit."""
         return tuple([check.cost_units for check in self.checks])
+
+    @cached_property
+    def caps(self) -> tuple[int, ...]:
+        """The number enforced by each limit, without its pace and upstream's grants."""
+        return tuple([check.cap_units for check in self.checks])
 
     def caps_at(self, now_ms: int | None, granted: Mapping[str, int]) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
@@ -151,10 +157,9 @@ class Checklist:
 
     def caps_compared(self, facts: Facts, now_ms: int) -> tuple[int, ...]:
         """The most that each limit may hold at a time. A shadow limit has no bound."""
+        caps = self.caps
         if self.paced or facts.grants:
             caps = self.caps_at(now_ms, facts.granted(now_ms))
-        else:
-            caps = tuple([check.cap_units for check in self.checks])
         if not self.shadow:
             return caps
         return tuple([NO_CAP if x.limit.shadow else units for x, units in zip(self.checks, caps, strict=True)])
