@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from html import escape
 from string import ascii_lowercase, ascii_uppercase
 from urllib.parse import quote
@@ -59,7 +60,11 @@ def spellings(secret: str) -> list[str]:
     texts = [secret, *quoted, repr(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]]
     texts += [in_json, in_json.replace("/", "\\/"), json_for_html]
     texts += [in_html, in_html.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")]
-    return sorted({text.translate(_LOWER) for text in texts}, key=lambda text: (-len(text), text))
+    return _longest_first({text.translate(_LOWER) for text in texts})
+
+
+def _longest_first(texts: Iterable[str]) -> list[str]:
+    return sorted(texts, key=lambda text: (-len(text), text))
 
 
 def register(secret: str | None) -> None:
@@ -70,14 +75,16 @@ def register(secret: str | None) -> None:
     global _secrets
     if secret is not None and len(secret) >= MIN_SECRET_LENGTH:
         # Readers of a new tuple need no lock.
-        _secrets = tuple(sorted({*_secrets, *spellings(secret)}, key=lambda value: (-len(value), value)))
+        _secrets = tuple(_longest_first({*_secrets, *spellings(secret)}))
 
 
 def redact(text: str) -> str:
     """Replace every part of `text` that is a secret, or looks like one, by `[redacted]`."""
+    lower = text.translate(_LOWER)
     for secret in _secrets:
-        if secret in text.translate(_LOWER):
+        if secret in lower:
             text = re.sub(re.escape(secret), REDACTED, text, flags=re.ASCII | re.IGNORECASE)
+            lower = text.translate(_LOWER)
     if _CUT in text and _secrets:
         text = _without_pieces(text)
     for shape in _SHAPES:
