@@ -23,7 +23,7 @@ from quota.deciding.corrections import count_others
 from quota.deciding.outlook import counted
 from quota.decision import Decision
 from quota.rules.calls import lowers, wanted_grants
-from quota.rules.entry import CALLS, Entry, others_units
+from quota.rules.entry import CALLS, Entry, others_units, parts_of_id
 from quota.rules.evidence import Heard, Level, evidence_of, others_name
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, SECOND_MS
@@ -125,6 +125,5 @@ class Levels:
 
 
 def charged_ms(decision: Decision) -> int:
-    """The time of the charge, read from its id `MS-KEY`; for any other id, the time of the decision."""
-    ms = (decision.id or "").partition("-")[0]
-    return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
+    """The time of the charge, as its id has it; for any other id, the time of the decision."""
+    return parts_of_id(decision.id or "")[0] or decision.decided_at_ms
