@@ -28,7 +28,7 @@ from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import Heard, Level
-from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, Route
+from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, Route, as_read
 from quota.terms.costs import CostBook
 from quota.terms.limits import SECOND_MS, leaves_at
 
@@ -154,10 +154,10 @@ _OTHER_PATHS = ("x-original-url", "x-rewrite-url")
 
 def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
     """The header fields that name another verb, each with a value. Some clients join the values of a field that is
-    there twice. `by_wsgi`: WSGI and PHP read `_` in a name as `-`. Raises UsageError for another path."""
+    there twice. `by_wsgi`: the server may read a name `as_read` does. Raises UsageError for another path."""
     for field in headers.items() if isinstance(headers, Mapping) else headers:
         name, value = (part.decode("latin-1") if isinstance(part, bytes) else str(part) for part in field)
-        read = name.lower().replace("_", "-")
+        read = as_read(name)
         if read in _OTHER_PATHS:
             raise UsageError(f"the header field {name} names another path to some servers; leave it out")
         if read in _OVERRIDES and (by_wsgi or read == name.lower()):

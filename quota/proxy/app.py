@@ -51,14 +51,13 @@ from quota.proxy.asked import (
     CallerSide,
     Fields,
     UnfitError,
-    as_read,
     asked_of,
     without_hops,
 )
 from quota.reports.metrics import MEDIA_TYPE, exposition
 from quota.reports.status import allowances, read_status
 from quota.session import Session, ledger_trouble
-from quota.terms.api import GOOGLES_HEADERS, NO_BODY, RequestBody
+from quota.terms.api import GOOGLES_HEADERS, NO_BODY, RequestBody, as_read
 from quota.terms.arguments import labels
 from quota.web.documents import App, Check, Problem, Receive, Send, health, in_place_of, send_problem
 from quota.web.serving import PIECE_BYTES, hold_little, protected

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from quota.common.text import show
 from quota.errors import QuotaError
-from quota.terms.api import MAX_PARSED_BYTES, RequestBody
+from quota.terms.api import MAX_PARSED_BYTES, RequestBody, as_read
 from quota.web.documents import in_place_of
 
 Fields = list[tuple[str, str]]
@@ -115,11 +115,6 @@ def without_hops(fields: Iterable[tuple[str, str]], dropped: frozenset[str] = _H
         for name, value in lowered
         if as_read(name) not in dropped and not as_read(name).startswith(("quota-", "x-forwarded-"))
     ]
-
-
-def as_read(name: str) -> str:
-    """The name of a header field in small letters, as WSGI and PHP read it: they take `_` for `-`."""
-    return name.lower().replace("_", "-")
 
 
 def check_target(path: str, query: str) -> None:

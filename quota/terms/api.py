@@ -9,6 +9,7 @@ Figure         a part of what a call used; Used: the sum of several parts
 Match          matches the answers of a rule
 ClosedRule     matches answers by which upstream closes a bucket
 KeyPlace       where a request carries its key
+as_read        the name of a header field, as some servers read it
 LevelRule      where an answer says what remains of a bucket
 AnswerRules    all rules for answers; `quota.clients.upstream` applies them
 """
@@ -402,6 +403,11 @@ GOOGLES_HEADERS = ("authorization", "x-allowed-locations", "x-goog-api-key", "x-
 
 GOOGLES_FIELDS = ("key", "access_token", "oauth_token")
 """The fields of a query in which Google's APIs also take a key or a token."""
+
+
+def as_read(name: str) -> str:
+    """The name of a header field in small letters, as WSGI and PHP read it: they take `_` for `-`."""
+    return name.lower().replace("_", "-")
 
 
 class LevelRule(NamedTuple):
