@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, CancelledError, current_task, get_running_loop, shield, wrap_future
+from asyncio import AbstractEventLoop, CancelledError, current_task, get_running_loop, wrap_future
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future as Submitted
 from contextlib import AsyncContextDecorator, suppress
@@ -242,14 +242,16 @@ class Awaiter:
         all the same, and its result goes to `undo`."""
         loop = running_loop()
         working = self._submit(self._others, work)
-        waiting = wrap_future(working, loop=loop)
+        # Awaited instead of `working`: asyncio logs an exception that a cancelled task left unread.
+        ended: Submitted[None] = Submitted()
+        ended.set_running_or_notify_cancel()  # now a cancelled task cannot cancel it
+        working.add_done_callback(lambda _: ended.set_result(None))
         try:
-            return await shield(waiting)
+            await wrap_future(ended, loop=loop)
         except CancelledError:
-            # Nobody reads its exception now, and asyncio would log that.
-            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._take_back(working, undo)
             raise
+        return working.result()
 
     def _take_back(self, asking: Submitted[T], undo: Callable[[T], None] | None) -> None:
         if undo is not None and not asking.cancelled():  # else it never began
