@@ -406,8 +406,7 @@ def show_(job: str, region: str | None, form: str, config: str | None) -> None:
 def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | None) -> int:
     """Reset a job, or one of its regions, to its first page.
 
-    The next run fetches the first page of each list of the job again. Fetched items stay in the store.
-    On a terminal it asks first.
+    Fetched items stay in the store. On a terminal it asks first.
 
     \b
     Example:
