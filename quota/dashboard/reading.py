@@ -145,7 +145,7 @@ AGAIN_S = 2.0
 FIRST_S = 3.0
 """How long a request waits if the page has no value yet, or only one older than OLD_S."""
 
-OLD_S = 120.0
+OLD_S = 5.0
 
 
 class Reading(NamedTuple, Generic[T]):

@@ -86,6 +86,18 @@ def test_a_reading_for_which_there_is_no_thread_is_made_later() -> None:
     assert (kept.get(30).value, kept.last.error) == (2, None)
 
 
+def test_what_was_read_ten_seconds_ago_is_not_shown_as_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, now_s = Source(), [100.0]
+    monkeypatch.setattr(module, "elapsed_s", lambda: now_s[0])
+    monkeypatch.setattr(module, "FIRST_S", 100)
+    kept = Kept(source)
+    assert kept.get(30).value == 1
+    now_s[0] += 10
+    source.gate.clear()
+    threading.Timer(0.1, source.gate.set).start()
+    assert kept.get(0).value == 2
+
+
 def test_an_exception_that_ends_a_thread_is_an_error() -> None:
     source = Source()
     source.error = SystemExit(3)
