@@ -273,7 +273,7 @@ class _Run:
         except BaseException as error:
             self.end = failed_report(self.session, self.job.name, error)
             keep(self.store, row, self._report(None))
-            if self.account.added and isinstance(error, quota.QuotaError):
+            if self.account.added and isinstance(error, quota.QuotaError) and not isinstance(error, StoreError):
                 self.hold.ending = "done"  # the regions stay with the store that has pages of their round
             raise
         keep(self.store, row, report)
@@ -338,6 +338,8 @@ class _Run:
                 self._others_first()
                 if self.attempts.client is None:
                     self.failed.append(self.here)
+            if isinstance(error, StoreError):
+                self.hold.ending = "failed"  # it can store nothing more, so others may have the regions
             self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
         except Interrupted as interrupt:

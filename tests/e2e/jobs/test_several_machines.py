@@ -42,6 +42,11 @@ def fetch(client, region, cursor):
     return page
 """
 
+FILLS = """
+def put(page, job, region):
+    region == "DE" and __import__("os").system("cat /dev/zero > disk/ballast")
+"""
+
 TWO_HOURS_BEHIND = """
 import time, runpy
 right_ns = time.time_ns
@@ -198,6 +203,7 @@ def test_a_machine_that_cannot_run_the_job_does_not_keep_it(web: Machine, other:
         "mv disk/store disk/gone && touch disk/store",
         "rm disk/store/videos.db* && echo no database > disk/store/videos.db",
         "sed -i 's/DE/UK/' quota.toml",
+        f"echo '{FILLS}' > fills.py && echo 'sink = \"fills:put\"' >> quota.toml",
     ],
 )
 def test_a_machine_without_a_usable_store_or_job_does_not_keep_it(web: Machine, other: Machine, breaks: str) -> None:
