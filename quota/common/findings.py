@@ -110,8 +110,8 @@ def examine_folder(
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < LITTLE_BYTES:
         level: Level = "error" if free_bytes < TOO_LITTLE_BYTES else "warning"
-        message = f"{name}: {free_bytes / 1e6:,.0f} MB are free on its disk"
-        findings.append(Finding(level, location, message, "make room there"))
+        message = f"{name}: {free_bytes / 1e6:,.1f} MB are free on its disk"
+        findings.append(Finding(level, location, message, f"free {LITTLE_BYTES // 1_000_000} MB there"))
     yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
 
 

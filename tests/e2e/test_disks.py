@@ -149,6 +149,7 @@ def test_a_full_disk_under_the_state_stops_no_call_and_draws_none(machine: Machi
             assert refused.stderr.count("No space left on device, so nothing is drawn") == 1
         for command in ("check", "doctor", "status"):
             assert "No space left on device, so nothing is drawn" in " ".join(machine.quota(command).stdout.split())
+        assert ": 0.0 MB are free on its disk -> free 100 MB there" in " ".join(machine.quota("doctor").stdout.split())
         silent = machine.quota("status", "--json", QUOTA__LEDGER__URL=f"redis://127.0.0.1:{free_port()}/0").stdout
         assert [job["could_go_on"] for job in json.loads(silent)["jobs"]] == [False]
         decision = machine.charge()
@@ -170,7 +171,7 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         ballast = fill(machine.folder / "store")
         for words in (("runs",), ("place", "show", "t"), ("export", "videos")):
             assert machine.quota(*words).returncode == 0, "what is there can be read"
-        check, says = machine.quota("check"), ": no space is left for it; free 4 MB, then run again\n"
+        check, says = machine.quota("check"), ": no space is left for it; free 4 MB more, then run again\n"
         assert (check.returncode, "warning: store.url: store " in check.stdout, says in check.stdout) == (0, True, True)
         ballast.write_bytes(ballast.read_bytes()[: -2 * 1024 * 1024])  # room for the side files, not for pages
         (job,) = machine.quota.json("status")["credentials"][0]["jobs"]
@@ -178,7 +179,7 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         assert (job["could_go_on"], job["why"]) == (False, one_line(machine.quota("run", "t", "--quiet"), 1)[3:])
         for _ in range(2):
             line = one_line(machine.quota("run", "t"), 1)
-            assert line.endswith(": no space is left for it; free 4 MB, then run again")
+            assert line.endswith(": no space is left for it; free 4 MB more, then run again")
         assert machine.requests == machine.units() == 4
         ballast.unlink()
         assert machine.quota("run", "t").returncode == 0
