@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, CancelledError, current_task, get_running_loop, wrap_future
+from asyncio import AbstractEventLoop, CancelledError, Event, get_running_loop
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future as Submitted
 from contextlib import AsyncContextDecorator, suppress
@@ -240,14 +240,10 @@ class Awaiter:
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """Do any work except a decision, and return its result. If the task is cancelled meanwhile, the work is done
         all the same, and its result goes to `undo`."""
-        loop = running_loop()
+        running_loop()
         working = self._submit(self._others, work)
-        # Awaited instead of `working`: asyncio logs an exception that a cancelled task left unread.
-        ended: Submitted[None] = Submitted()
-        ended.set_running_or_notify_cancel()  # now a cancelled task cannot cancel it
-        working.add_done_callback(lambda _: ended.set_result(None))
         try:
-            await wrap_future(ended, loop=loop)
+            await ended(working)
         except CancelledError:
             self._take_back(working, undo)
             raise
@@ -271,23 +267,18 @@ class Awaiter:
         not ask. If the task is cancelled, the decision goes to `undo`."""
         running_loop()
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
-        late, task = False, current_task()
-        cancelled = 0 if task is None else task.cancelling()  # a task that cleans up was cancelled before
-
-        def give_up() -> None:
-            nonlocal late
-            late = asking.cancel()  # False if it has begun
-
-        timer = get_running_loop().call_later(WAIT_S, give_up)
+        timer = get_running_loop().call_later(WAIT_S, asking.cancel)  # without effect if it has begun
         try:
-            return await wrap_future(asking)
+            await ended(asking)
         except CancelledError:
-            if not late or (task is not None and task.cancelling() > cancelled):
-                self._take_back(asking, undo)
-                raise
-            raise self._not_asked("is asked more than it can answer") from None
+            asking.cancel()
+            self._take_back(asking, undo)
+            raise
         finally:
             timer.cancel()
+        if asking.cancelled():
+            raise self._not_asked("is asked more than it can answer")
+        return asking.result()
 
     def _ask_in_turn(self, question: Callable[[], T], since_s: float) -> T:
         if since_s < self._silent_until_s:
@@ -316,6 +307,18 @@ class Awaiter:
 
         self._asker = ThreadPoolExecutor(self._askers, thread_name_prefix="quota-ledger")
         self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="quota-other")
+
+
+async def ended(working: Submitted[Any]) -> None:
+    """Wait until this work has ended or is cancelled. Whoever stops waiting leaves no exception for asyncio to log."""
+    loop, over = get_running_loop(), Event()
+
+    def wake(_: Submitted[Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(over.set)
+
+    working.add_done_callback(wake)
+    await over.wait()
 
 
 def running_loop() -> AbstractEventLoop:

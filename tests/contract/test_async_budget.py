@@ -523,6 +523,23 @@ def test_a_session_that_is_left_open_makes_no_noise_and_answers_as_its_process_e
     assert ended.stdout.strip() in ("ok", "ledger-unavailable", "LedgerError")
 
 
+def test_work_that_ends_after_its_loop_logs_nothing(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+    over, loop = threading.Event(), asyncio.new_event_loop()
+    awaiter = quota.open_async(configure("memory:")).budget()._awaiter
+
+    async def main() -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(awaiter.in_thread(over.wait), 0.01)
+
+    loop.run_until_complete(main())
+    loop.close()
+    vars(loop)["is_closed"] = lambda: False  # as for a thread that looks just before
+    over.set()
+    awaiter._others.shutdown()
+    del vars(loop)["is_closed"]
+    assert caplog.records == []
+
+
 def test_an_error_without_an_asyncio_loop_has_the_remedy(scene: Scene) -> None:
     def awaited_elsewhere(awaitable: Awaitable[Any]) -> None:
         with pytest.raises(
