@@ -14,7 +14,9 @@ from quota.common.files import read_text
 from quota.settings.books import book_names
 from support.commands import Quota, one_line
 
-TODAY = datetime.now(UTC).date()
+
+def today() -> date:
+    return datetime.now(UTC).date()
 
 
 def test_the_books_are_listed_with_their_age(quota: Quota) -> None:
@@ -24,7 +26,7 @@ def test_the_books_are_listed_with_their_age(quota: Quota) -> None:
     books = quota.json("book", "list")["books"]
     assert [book["book"] for book in books] == book_names()
     strava = next(book for book in books if book["api"] == "strava")
-    assert strava["age_days"] == (TODAY - date.fromisoformat(strava["read_on"])).days
+    assert strava["age_days"] == (today() - date.fromisoformat(strava["read_on"])).days
     grants = [(grant["units"], grant["window"]) for grant in strava["buckets"][0]["quotas"]]
     assert grants == [(200, "quarter-hour@UTC"), (2_000, "day@UTC")]
 
@@ -107,12 +109,12 @@ def test_a_book_is_shown_by_its_name_and_not_by_a_credential(quota: Quota) -> No
 
 def aged(quota: Quota, days: int, price_in_days: int = 400) -> None:
     """A book of two credentials that was read some days ago. Its price changes in some days, and the day after."""
-    since, then = (TODAY + timedelta(price_in_days + more) for more in (0, 1))
+    since, then = (today() + timedelta(price_in_days + more) for more in (0, 1))
     (quota.folder / "own.toml").write_text(
         f"""
         api = "own"
         source = "https://own.example/limits"
-        read_on = {TODAY - timedelta(days)}
+        read_on = {today() - timedelta(days)}
         buckets = {{ units = {{ quota = 1_000, resets = "1h" }} }}
         default = {{ get = 1, other = 1 }}
         [methods]
@@ -143,7 +145,7 @@ def test_a_book_that_was_read_in_the_future_is_named(quota: Quota) -> None:
 @pytest.mark.parametrize(("days", "is_announced"), [(29, True), (32, False), (-1, False)])
 def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, is_announced: bool) -> None:
     aged(quota, 0, days)
-    since = TODAY + timedelta(days)
+    since = today() + timedelta(days)
     for command in ("check", "doctor"):
         text = " ".join(quota(command).stdout.split())
         assert (f"read costs 25 units from {since} on, and 1 units until then" in text) is is_announced, command
