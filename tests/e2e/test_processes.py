@@ -199,7 +199,7 @@ def test_a_tick_killed_inside_its_ledger_goes_on(machine: Machine, step: Step, k
 
 
 def test_a_tick_killed_while_upstream_works_counts_what_upstream_counts(machine: Machine) -> None:
-    machine.upstream.fault("hang", after=2, ms=20_000)
+    machine.upstream.fault("hang", after=2, ms=300_000)
     with machine.start("call", "nowhere:nothing", "1", ":", "run", "t", script=KILLED) as process:
         while machine.requests < 3:
             assert process.poll() is None

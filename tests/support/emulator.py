@@ -352,6 +352,7 @@ class Emulator(emulator.Emulator):
     """The emulator with faults, batches and uploads."""
 
     _server_class = _Server
+    _server: _Server
     _meter: _Meter
 
     def __init__(self, **options: Any) -> None:
@@ -364,6 +365,10 @@ class Emulator(emulator.Emulator):
         """Queue a fault, with the fields of Fault."""
         with self._lock:
             self._faults.append(Fault(kind, **fields))
+
+    def go_on(self) -> None:
+        """End each wait of a fault, now and from now on."""
+        self._server.stopping.set()
 
     # --- one request -------------------------------------------------------------------------------------------------
 

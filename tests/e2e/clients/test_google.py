@@ -170,7 +170,7 @@ def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Log, connect: Co
     upstream.fault("truncate", method="videos.list")
     with pytest.raises(http.client.IncompleteRead):
         popular(youtube).execute()
-    upstream.fault("hang", method="videos.list", ms=500, times=2)
+    upstream.fault("hang", method="videos.list", ms=300_000, times=2)
     with pytest.raises(TimeoutError):
         popular(hasty).execute(num_retries=1)
     with pytest.raises(HttpError):

@@ -110,7 +110,7 @@ def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
 
 
 def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) -> None:
-    upstream.fault("hang", ms=20_000)
+    upstream.fault("hang", ms=300_000)
     run = command.start("run", "trending", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: upstream.usage()["requests"] > 0)
     (row,) = runs(command)
