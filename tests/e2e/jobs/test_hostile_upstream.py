@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sqlite3
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -360,17 +361,20 @@ def test_the_page_in_flight_is_stored_after_any_signals(
     site: Site, number: int, times: int, more: list[str], message: str
 ) -> None:
     def answer(target: str) -> Iterator[bytes]:
-        site.server.pause(1)
+        assert told.wait(100)
         yield page(1, "t")
 
-    site.answer = answer
+    site.answer, told = answer, threading.Event()
     child = site.start("run", "j", "--json", *more)
     site.arrived(1)
     for _ in range(times):
         child.send_signal(number)
         time.sleep(0.05)
+    assert child.stderr is not None
+    assert (child.stderr.readline() if message else "") == message
+    told.set()
     out, err = child.communicate(timeout=300)
-    assert (child.returncode, "".join(err.splitlines(keepends=True)[:1])) == (128 + number, message)
+    assert (child.returncode, bool(err)) == (128 + number, bool(message))
     report = json.loads(out)
     assert (report["outcome"], report["refused_by"], report["regions"][0]["pages"]) == ("stopped", None, 1)
     assert site.stored() == 3
