@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit
 from quota.wording import charge_parts, refusal_parts
 from support.commands import Quota
 from support.explaining import NOON_MS, World, shown_lines, text_of, units_in
+from support.servers import until
 from support.setup import ids_of
 
 
@@ -559,11 +559,7 @@ def test_explain_shows_a_draw_before_and_after_hand_over(ledger_url: str, tmp_pa
     assert "It is owed" in text_of(charge_parts(x))
     drawn_ms = world.now_ms
     world.now_ms += HOUR_MS
-    ends_s = time.monotonic() + 30
-    while world.budget.owed_units() and time.monotonic() < ends_s:  # a decision hands it over, once a second
-        assert world.budget.peek("videos.list").admitted
-        time.sleep(0.05)
-    assert not world.budget.owed_units()
+    until(lambda: world.budget.peek("videos.list").admitted and not world.budget.owed_units())  # once a second
     x = explain_charge(world.session, drawn)
     assert (x.in_log, x.at_ms, x.charge.id[0], x.charge.units) == (True, drawn_ms, world.now_ms, 4)
     assert [row.before_units for row in x.limits] == [0, 0]

@@ -95,14 +95,9 @@ def test_when_has_the_time_and_the_seconds_until_then() -> None:
     assert 0 < when.seconds <= HOUR_MS / 1_000
 
 
-def test_when_counts_from_a_given_time() -> None:
-    when = refused("limit", 7_500).when(now_ms=5_000)
-    assert when == (utc(7_500), 2.5)
-
-
-def test_a_past_time_is_a_wait_of_zero() -> None:
-    when = refused("exhausted", 1_000).when()
-    assert when == (utc(1_000), 0)
+def test_when_counts_from_a_given_time_and_a_past_time_is_a_wait_of_zero() -> None:
+    assert refused("limit", 7_500).when(now_ms=5_000) == (utc(7_500), 2.5)
+    assert refused("exhausted", 1_000).when() == (utc(1_000), 0)
 
 
 @pytest.mark.parametrize("reason", ["limit", "run", "ledger-unavailable"])

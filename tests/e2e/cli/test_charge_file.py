@@ -90,33 +90,20 @@ def test_a_wrong_file_of_calls_is_one_line_and_charges_nothing(quota: Quota, tex
     assert charged(quota) == []
 
 
-def test_a_file_of_64_kib_is_read(quota: Quota) -> None:
+def test_a_file_is_read_up_to_64_kib(quota: Quota) -> None:
     (quota.folder / "these.txt").write_bytes(b"videos.list 0000000000000002\n".ljust(65_536, b"#"))
     assert quota("charge", "--file", "these.txt").returncode == 0
     assert [line[1] for line in charged(quota)] == [2]
-
-
-def test_an_endless_file_is_read_up_to_64_kib(quota: Quota) -> None:
     done = quota.shell("ulimit -v 2000000; quota charge --file - < <(yes '# nothing')")
     assert "larger than 64 KiB, so it is not a list of calls" in one_line(done, 2)
 
 
-CANNOT_BE_READ = "cannot be read: {}; name a file with METHOD [UNITS] on each line, or - for stdin"
-
-
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("nowhere.txt", CANNOT_BE_READ.format("No such file or directory")),
-        ("latin.txt", "line 2: not UTF-8 text; save the file as UTF-8"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_one_line(quota: Quota, tmp_path: Path, name: str, word: str) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(quota: Quota, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"videos.list\nvideos.list # caf\xe9")
-    assert word in one_line(quota("charge", "--file", name), 2)
-
-
-def test_charge_rejects_a_closed_stdin(quota: Quota) -> None:
+    missing = "cannot be read: No such file or directory; name a file with METHOD [UNITS] on each line, or - for stdin"
+    assert missing in one_line(quota("charge", "--file", "nowhere.txt"), 2)
+    latin = one_line(quota("charge", "--file", "latin.txt"), 2)
+    assert "line 2: not UTF-8 text; save the file as UTF-8" in latin
     line = one_line(quota.shell("quota charge --file - <&-"), 2)
     assert line == "calls from stdin: no call in it; write METHOD [UNITS] on a line"
 

@@ -12,7 +12,6 @@ import pytest
 
 from quota.inbound import Limit, Rule, Rules, wsgi
 from support.processes import in_child
-from support.servers import until
 
 
 class Streaming:
@@ -135,10 +134,3 @@ def test_a_forked_worker_counts_on_and_hands_over_only_its_own(tmp_path: Path) -
     app._decider.hand_over()
     totals = app._decider.storage.totals()
     assert (totals["requests|three|admitted"], totals["requests|three|refused"]) == (3, 2)
-
-
-def test_counts_are_reported_without_another_request(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quota.inbound.deciding.HAND_OVER_S", 0.05)
-    app = wsgi(Streaming(), rules)
-    assert [ask(app)[0][:3] for _ in range(3)] == ["200", "200", "429"]
-    until(lambda: app._decider.storage.totals().get("requests|two|refused") == 1)
