@@ -503,7 +503,7 @@ def test_a_request_in_pieces_by_http_client_is_refused_whole(server: PlainServer
     """Also if nobody reads the answer, which waits in the connection."""
     instrument(server.address, units=7, more=AS_429)
     steps = (("POST", 200), ("POST", 429), ("POST", None), ("GET", 200), ("GET", 200), ("GET", 429))
-    with closing(http.client.HTTPConnection(server.host, timeout=5)) as conn:
+    with closing(http.client.HTTPConnection(server.host, timeout=100)) as conn:
         for verb, status in steps:
             conn.putrequest(verb, "/a")
             conn.putheader("Content-Length", "3" if verb == "POST" else "0")
@@ -523,7 +523,7 @@ def test_an_error_that_stalls_has_its_status_in_urllib(server: PlainServer) -> N
     instrument(server.address)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError, match="429") as error:
-        opener.open(f"{server.address}/stalls", timeout=0.5)
+        opener.open(f"{server.address}/stalls", timeout=2)
     with error.value as answer, pytest.raises(TimeoutError):
         answer.read()
     with pytest.raises(urllib.error.URLError, match="upstream said its bucket 'calls' is exhausted"):

@@ -109,7 +109,7 @@ def test_an_unreadable_file_is_closed(folder: Path) -> None:
     for name in ("", "pipe", "none"):
         with pytest.raises(OSError, match=r"directory|pipe|No such"):
             read_named(folder / name, 10)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_file_that_another_process_has_just_deleted_is_no_obstacle(tmp_path: Path) -> None:
