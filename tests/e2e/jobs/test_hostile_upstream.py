@@ -272,12 +272,6 @@ CIRCLE = "the next page is one that this pass has already fetched; the next roun
 
 
 def test_later_runs_know_the_tokens_of_a_pass(site: Site) -> None:
-    following = {"": "a", "a": "b", "b": "c", "c": "a"}
-
-    def answer(target: str) -> Iterable[bytes]:
-        asked = re.search("pageToken=([a-z]+)", target)
-        return [page(len(site.server.targets), following[asked[1] if asked else ""])]
-
     class Stops(Watcher):
         signal_number = 0
 
@@ -285,7 +279,7 @@ def test_later_runs_know_the_tokens_of_a_pass(site: Site) -> None:
             self.signal_number = signal.SIGTERM
 
     site.configure(pages=1_000)
-    site.answer = answer
+    site.answer = tokens("a", "b", "c", "a")
     for _ in range(3):
         watcher = Stops()
         assert site.run(watcher=watcher, stop=lambda: watcher.signal_number).outcome == "stopped"  # noqa: B023  # used at once
