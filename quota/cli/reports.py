@@ -186,8 +186,8 @@ def spend(
     The ledger keeps 35 days of refusal counts and of charges (up to 500,000). If --since reaches further
     back, a line says where the charges begin.
 
-    With --bought it shows what this machine's runs fetched: for each page number of a job, the entries that were new
-    in the store, and what the pages cost. A line names the pages that yield little. This report begins at midnight UTC
+    With --bought it shows, for each page number of a job, how many new entries this machine's runs stored, and what
+    those pages cost. A line names the pages that yield little. This report begins at midnight UTC
     of the day on which --since begins.
 
     \b
