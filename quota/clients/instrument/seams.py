@@ -31,7 +31,6 @@ from quota.clients.instrument.grpc import grpc_seams
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import REFUSAL, Payer, Payers, with_refusal
 from quota.clients.metering import Attempt
-from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.hosts import default_port, has_hung_up
 from quota.errors import QuotaError
 from quota.terms.api import RequestBody
@@ -406,33 +405,20 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 
 
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
-    """The beginning of a body, and whether it is the whole body. The reader still gets all of it, or the error."""
-    if response.chunked:
-        return _head_of_chunks(response)
-    length = response.length
-    most = MAX_BODY_BYTES if length is None else min(length, MAX_BODY_BYTES)
-    peeked = Peeked(response.fp.read1, response.fp.close, most)
-    response.fp = io.BufferedReader(peeked)
-    whole = peeked.ended if length is None else len(peeked.head) == length
-    return peeked.head, whole
-
-
-def _head_of_chunks(response: HTTPResponse) -> tuple[bytes, bool]:
-    """The same for a body in chunks. For its reader, what was read ahead is the beginning of the chunk that was
-    reached, or one chunk with its end, or without it."""
+    """The beginning of a body, and whether it is the whole body. A copy of the response reads it. Its reader gets the
+    same bytes from the connection once more, so all of the body, or the error."""
     ahead: Any = copy(response)
+    on_wire, seen = response.fp, bytearray()
+
+    def recorded(size: int) -> bytes:
+        piece: bytes = on_wire.read1(size)
+        seen.extend(piece)
+        return piece
+
+    ahead.fp = io.BufferedReader(Peeked(recorded, lambda: None, 0))
     peeked = Peeked(ahead.read1, lambda: None)
-    to_come = ahead.chunk_left or 0
-    ahead.fp = None  # the copy must not close it
-    start = b"%x\r\n%b" % (len(peeked.head) + to_come, peeked.head) if peeked.head or to_come else b""
-    if peeked.ended:
-        start += b"\r\n0\r\n\r\n" if start else b"0\r\n\r\n"
-    elif peeked.error is None:
-        resumed = Peeked(response.fp.read1, response.fp.close, 0)
-        resumed.head = start
-        response.fp = io.BufferedReader(resumed)
-        return peeked.head, False
-    elif not to_come:
-        start += b"\r\n"
-    response.fp = io.BufferedReader(io.BytesIO(start))
-    return peeked.head, peeked.ended
+    again = Peeked(lambda size: b"" if peeked.error else on_wire.read1(size), on_wire.close, 0)
+    again.head = bytes(seen)
+    again.error = None if response.chunked else peeked.error  # a body in chunks shows itself that it was cut off
+    response.fp = io.BufferedReader(again)
+    return peeked.head, ahead.length == 0 or (ahead.length is None and peeked.ended)
