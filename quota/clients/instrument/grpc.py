@@ -11,11 +11,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial, partialmethod
+from functools import partial
 from importlib import import_module
 from typing import Any
 
-from quota.clients.gate import at_once
+from quota.clients.gate import HostGate, at_once
 from quota.clients.instrument.patches import Seam
 from quota.clients.instrument.payers import Payer, Payers
 from quota.clients.metering import Attempt
@@ -54,7 +54,7 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
             if not payers.knows(*place):
                 return unmetered
             below = type("Below", (), {kind: lambda *_, **__: unmetered})()
-            above = sys.modules["grpc"].intercept_channel(below, _interceptor(payers, place))
+            above = sys.modules["grpc"].intercept_channel(below, _interceptor(payers, place, kind, awaited=False))
             return getattr(above, kind)(method, *args, **options)
 
         return made
@@ -66,7 +66,8 @@ def grpc_seams(payers: Payers) -> Iterator[Seam]:
                 options = _without_retries(options)
                 if awaited:
                     credentials, compression, above = more
-                    more = credentials, compression, (*(above or ()), *_async_interceptors(payers, place))
+                    ours = [_interceptor(payers, place, kind, awaited=True) for kind in KINDS]
+                    more = credentials, compression, (*(above or ()), *ours)
             init(channel, target, options, *more, **named)
 
         return made
@@ -125,71 +126,28 @@ def _fields(*metadata: Any) -> dict[str, str]:
     return {**fields, "content-type": "application/json"}
 
 
-def _code(payer: Payer, refusal: QuotaError) -> Any:
-    """The code of a refusal: one that no client retries, or the code of a 429."""
-    codes = sys.modules["grpc"].StatusCode
-    return codes.RESOURCE_EXHAUSTED if payer.answers(refusal) else codes.FAILED_PRECONDITION
+# -- one call ----------------------------------------------------------------------------------------------------------
 
 
-# -- blocking ----------------------------------------------------------------------------------------------------------
-
-
-def _interceptor(payers: Payers, place: tuple[str, int]) -> Any:
-    def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any) -> Any:
-        payer, url = payers.of_connection("POST", "https", *place, details.method)
-        if payer is None:
-            return below(details, request)
-        try:
-            attempt = at_once(payer.gate().charge("POST", url, _body(request)))
-        except QuotaError as refusal:
-            channel = sys.modules["grpc._channel"]
-            state = channel._RPCState((), (), (), _code(payer, refusal), str(refusal))
-            raise channel._InactiveRpcError(state) from refusal
-        call = below(details, request)
-        if attempt is not None:
-            (getattr(call, "add_done_callback", None) or call.add_callback)(lambda *_: _note(attempt, call))
-        return call
-
-    grpc = sys.modules["grpc"]
-    bases = tuple(getattr(grpc, interceptor) for interceptor in KINDS.values())
-    return type("Charging", bases, {f"intercept_{kind}": intercept for kind in KINDS})()
-
-
-def _note(attempt: Attempt, call: Any) -> None:
-    code = call.code()
-    if code is None:
-        return
-    is_unary = code.name == "OK" and not hasattr(call, "__next__")
-    answer = _answer(code, call.details(), call.result() if is_unary else None)
-    if answer is not None:
-        status, body = answer
-        fields = _fields(call.initial_metadata(), call.trailing_metadata())
-        attempt.answered(status, body, fields)
-        attempt.settle_by(fields, body)
-
-
-# -- awaited -----------------------------------------------------------------------------------------------------------
-
-
-def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]:
+def _interceptor(payers: Payers, place: tuple[str, int], kind: str, *, awaited: bool) -> Any:
+    """Charges the calls of one kind over a channel to this place, as its other steps are awaited or not."""
     running: set[Any] = set()
 
-    async def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any, *, kind: str) -> Any:
-        method = details.method
-        path = method.decode() if isinstance(method, bytes) else method
-        payer, url = payers.of_connection("POST", "https", *place, path, awaited=True)
+    async def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any) -> Any:
+        path = details.method.decode() if isinstance(details.method, bytes) else details.method
+        payer, url = payers.of_connection("POST", "https", *place, path, awaited=awaited)
         if payer is None:
-            return await below(details, request)
+            return await _result(below(details, request), awaited)
         try:
-            attempt = await payer.gate(awaited=True).charge("POST", url, _body(request))
+            gate = payer.gate(awaited=awaited)
+            attempt = await gate.charge("POST", url, _body(request))
         except QuotaError as refusal:
-            aio = sys.modules["grpc.aio"]
-            raise aio.AioRpcError(_code(payer, refusal), aio.Metadata(), aio.Metadata(), str(refusal)) from refusal
-        call = await below(details, request)
+            raise _error(payer, refusal, awaited) from refusal
+        call = await _result(below(details, request), awaited)
         if attempt is None:
             return call
-        noting = partial(_note_awaited, payer, attempt, call, streams=kind.endswith("_stream"))
-        if kind == "unary_unary":
+        noting = partial(_note, gate, attempt, call, streams=kind.endswith("_stream"))
+        if awaited and kind == "unary_unary":
             try:
                 await noting()
             except asyncio.CancelledError:
@@ -197,28 +155,54 @@ def _async_interceptors(payers: Payers, place: tuple[str, int]) -> Iterator[Any]
                 raise
             return call
 
-        def ended(_: Any) -> None:
-            task = asyncio.ensure_future(noting())
-            running.add(task)
-            task.add_done_callback(running.discard)
+        def ended(_: Any = None) -> None:
+            if awaited:
+                task = asyncio.ensure_future(noting())
+                running.add(task)
+                task.add_done_callback(running.discard)
+            else:
+                at_once(noting())
 
-        call.add_done_callback(ended)
+        (getattr(call, "add_done_callback", None) or call.add_callback)(ended)
         return call
 
-    aio = sys.modules["grpc.aio"]
-    for kind, interceptor in KINDS.items():
-        of_kind = partialmethod(intercept, kind=kind)
-        yield type("Charging", (getattr(aio, interceptor),), {f"intercept_{kind}": of_kind})()
+    def intercept_at_once(*args: Any) -> Any:
+        return at_once(intercept(*args))
+
+    base = getattr(sys.modules["grpc.aio" if awaited else "grpc"], KINDS[kind])
+    return type("Charging", (base,), {f"intercept_{kind}": intercept if awaited else intercept_at_once})()
 
 
-async def _note_awaited(payer: Payer, attempt: Attempt, call: Any, *, streams: bool) -> None:
-    code = await call.code()
-    response = await call if code.name == "OK" and not streams else None
-    answer = _answer(code, await call.details(), response)
+async def _result(value: Any, awaited: bool) -> Any:
+    return await value if awaited else value
+
+
+def _error(payer: Payer, refusal: QuotaError, awaited: bool) -> Exception:
+    """The error for a refusal, with a code that no client retries, or the code of a 429."""
+    codes = sys.modules["grpc"].StatusCode
+    code = codes.RESOURCE_EXHAUSTED if payer.answers(refusal) else codes.FAILED_PRECONDITION
+    if awaited:
+        aio = sys.modules["grpc.aio"]
+        error: Exception = aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), str(refusal))
+    else:
+        channel = sys.modules["grpc._channel"]
+        error = channel._InactiveRpcError(channel._RPCState((), (), (), code, str(refusal)))
+    return error
+
+
+async def _note(gate: HostGate, attempt: Attempt, call: Any, *, streams: bool) -> None:
+    """Note the answer to a call that has ended."""
+    code = await _result(call.code(), gate.awaits)
+    if code is None:
+        return
+    response = None
+    if code.name == "OK" and not streams:
+        response = await call if gate.awaits else call.result()
+    answer = _answer(code, await _result(call.details(), gate.awaits), response)
     if answer is not None:
         status, body = answer
-        fields = _fields(await call.initial_metadata(), await call.trailing_metadata())
-        gate = payer.gate(awaited=True)
+        metadata = call.initial_metadata(), call.trailing_metadata()
+        fields = _fields(*[await _result(each, gate.awaits) for each in metadata])
         await gate.answered(attempt, status, body, fields, whole=True)
         usage = attempt.usage(fields)
         if usage is not None:

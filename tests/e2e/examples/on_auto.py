@@ -66,10 +66,11 @@ from google.analytics.data_v1beta.services.beta_analytics_data import transports
 from google.api_core.exceptions import FailedPrecondition
 from google.api_core.retry import Retry, if_transient_error
 
-arrived, gone = [], Event()
+arrived, gone, asked, settled = [], Event(), Event(), Event()
 
 def answer(request, context):
     arrived.append(request)
+    assert asked.wait(100)
     if request.property == "properties/slow":
         context.add_callback(gone.set)
         assert gone.wait(100)
@@ -89,7 +90,10 @@ retry = Retry(predicate=if_transient_error, initial=60)
 
 over = transports.BetaAnalyticsDataGrpcTransport(channel=grpc.insecure_channel(sys.argv[1]))
 client = data.BetaAnalyticsDataClient(transport=over)
-client.run_report(report)
+later = over.run_report.future(data.RunReportRequest(report))
+later.add_done_callback(lambda _: settled.set())
+asked.set()
+assert settled.wait(100)
 client.run_report(report)
 
 async def main():
