@@ -32,7 +32,7 @@ from quota.ledger.factory import file_of
 from quota.settings.load import load_settings
 from quota.settings.model import Settings
 from quota.settings.references import address_of, file_url, path_at, place_of
-from quota.settings.tables import inbound_table, rule_names
+from quota.settings.tables import rule_names
 from quota.settings.toml import TomlTable
 
 MAX_KEYS_BYTES = 8 << 20
@@ -62,7 +62,7 @@ def rules_of(
 
     `exempt` adds path patterns that no rule counts.
     """
-    table = inbound_table(settings)
+    table = settings.inbound
     if table is None:
         return None
     if keys is None and "keys" in table:
@@ -155,7 +155,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     """The mistakes in the rules."""
     wrong = []
     try:
-        table = inbound_table(settings)
+        table = settings.inbound
         if table is None:
             return
         for name in rule_names(table):

@@ -25,7 +25,6 @@ from quota.settings.books import as_written
 from quota.settings.environment import REMEDY, almost
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
 from quota.settings.references import address_of, read_address, read_key
-from quota.settings.tables import inbound_table
 from quota.settings.toml import read_file
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
 from quota.terms.limits import DAY_MS, SECOND_MS, Calendar, Limit, format_duration
@@ -149,11 +148,10 @@ def _variables(settings: Settings) -> Iterator[Finding]:
 def _server(settings: Settings) -> Iterator[Finding]:
     """Findings about the way to a server: of the ledger, and of the storage of inbound limits."""
     yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings)
-    if settings.path is None:
+    if settings.path is None or settings.inbound is None:
         return
     try:
-        table = inbound_table(settings)
-        address = None if table is None else address_of(table)
+        address = address_of(settings.inbound)
     except ConfigError:  # the check of `[inbound]` reports it
         return
     if address is not None:

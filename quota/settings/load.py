@@ -17,8 +17,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from quota.common.clock import host_clock
@@ -80,18 +79,9 @@ def find_config(named: str | Path | None = None) -> Path | None:
     return None
 
 
-class Config(NamedTuple):
-    """A configuration as tables, before it is checked: the file, overridden by the `variables` of the environment."""
-
-    data: dict[str, Any]
-    path: Path | None
-    source: str
-    folder: Path
-    variables: Mapping[str, str] = MappingProxyType({})
-
-
-def read_config(config: str | Path | None) -> Config:
-    """The file that `find_config` finds, or the built-in configuration, overridden by the environment."""
+def read_config(config: str | Path | None) -> tuple[TomlTable, Path | None]:
+    """The tables of the file that `find_config` finds, or of the built-in configuration, overridden by the environment;
+    and the path of the file. Raises ConfigError."""
     path = find_config(config)
     if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):
         _check_found(path)
@@ -106,7 +96,7 @@ def read_config(config: str | Path | None) -> Config:
         if "__" in name:  # with single underscores it may be another program's
             raise ConfigError(f"environment variable {name}: sets no key of the configuration; {REMEDY}")
     data, paths = overlaid(parse_toml(text, source), variables)
-    return Config(data, path, source, folder, paths)
+    return TomlTable(data, source, keys=ROOT, places=PLACES, variables=paths, folder=folder), path
 
 
 def load_settings(config: str | Path | None = None) -> Settings:
@@ -114,7 +104,7 @@ def load_settings(config: str | Path | None = None) -> Settings:
 
     Raises ConfigError if they cannot be used: one line with file and key.
     """
-    return settings_of(read_config(config))
+    return settings_of(*read_config(config))
 
 
 def given_settings(tables: Mapping[str, Any]) -> Settings:
@@ -128,7 +118,7 @@ def given_settings(tables: Mapping[str, Any]) -> Settings:
         raise ConfigError(f"{GIVEN}: nested too deep") from None
     if not isinstance(data, dict):
         raise ConfigError(f'{GIVEN}: give a dict, as {{"credentials": {{"main": {{"api": "youtube-v3"}}}}}}')
-    return settings_of(Config(data, None, GIVEN, Path.cwd()))
+    return settings_of(TomlTable(data, GIVEN, keys=ROOT, places=PLACES, folder=Path.cwd()))
 
 
 def _plain(value: Any) -> Any:
@@ -155,24 +145,20 @@ def _check_found(path: Path) -> None:
 # -- from tables to values ---------------------------------------------------------------------------------------------
 
 
-def settings_of(config: Config) -> Settings:
-    """The checked values. Raises ConfigError: it lists the first mistake that the reader meets, each misspelt key, and
-    each value that is wrong by itself."""
-    root = TomlTable(
-        config.data, config.source, keys=ROOT, places=PLACES, variables=config.variables, folder=config.folder
-    )
+def settings_of(root: TomlTable, path: Path | None = None) -> Settings:
+    """The checked values of all tables, which came from the file at `path`. Raises ConfigError: it lists the first
+    mistake that the reader meets, each misspelt key, and each value that is wrong by itself."""
     try:
-        return _settings_of(root, config)
+        return _settings_of(root, path)
     except ConfigError as error:
         wrong = Mistakes(error.mistakes or (str(error),))
         wrong.look_for(root)
-        raise wrong.error(config.source) from None
+        raise wrong.error(root.source) from None
 
 
-def _settings_of(root: TomlTable, config: Config) -> Settings:
-    path, source = config.path, config.source
+def _settings_of(root: TomlTable, path: Path | None) -> Settings:
     credentials = _credentials(root) if "credentials" in root else {}
-    identity = "" if source == GIVEN else _identity(path)
+    identity = "" if root.source == GIVEN else _identity(path)
     ledger = _ledger(root.read("ledger"), identity, credentials)
     jobs = _jobs(root.read("jobs").all(), credentials)
     return Settings(
@@ -184,16 +170,16 @@ def _settings_of(root: TomlTable, config: Config) -> Settings:
         textfile=root.read("textfile"),
         notify=_notify(root.read("notify")) if "notify" in root else None,
         inbound=_inbound(root.read("inbound")) if "inbound" in root else None,
-        variables=config.variables,
-        called=source,
+        variables=root.variables,
+        called=root.source,
     )
 
 
-def _inbound(table: TomlTable) -> Mapping[str, Any]:
+def _inbound(table: TomlTable) -> TomlTable:
     """The table as it is: `quota.inbound` reads its values, and the gate never imports that."""
     for name in rule_names(table):
         table.read(name).read("limits")  # raises for a misspelt key
-    return table.data
+    return table
 
 
 def _notify(table: TomlTable) -> NotifySettings:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from quota.common.files import doubt_at, make_folder
@@ -15,6 +15,7 @@ from quota.common.text import one_line, show
 from quota.errors import ConfigError
 from quota.ledger.factory import file_of
 from quota.ledger.files import path_of
+from quota.settings.toml import TomlTable
 from quota.terms.costs import CostBook
 from quota.terms.limits import Limit
 
@@ -205,7 +206,7 @@ class NotifySettings(NamedTuple):
 class Settings(NamedTuple):
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
-    `inbound` is the table of that name as the file has it: `quota.inbound` reads it. `variables` has the environment
+    `inbound` is the table of that name, which `quota.inbound` reads. `variables` has the environment
     variable of each path that a variable set. Without a file, messages use the name `called`.
     """
 
@@ -216,7 +217,7 @@ class Settings(NamedTuple):
     store: StoreSettings
     textfile: str | None = None
     notify: NotifySettings | None = None
-    inbound: Mapping[str, Any] | None = None
+    inbound: TomlTable | None = None
     variables: Mapping[str, str] = MappingProxyType({})
     called: str = BUILT_IN
 

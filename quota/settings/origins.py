@@ -38,18 +38,18 @@ class Origin(NamedTuple):
 
 def in_force(config: str | Path | None) -> tuple[Settings, list[Origin]]:
     """The settings of a configuration, and each of its values. Raises ConfigError as `load_settings` does."""
-    tables = read_config(config)
-    settings = settings_of(tables)
+    tables, path = read_config(config)
+    settings = settings_of(tables, path)
     rows: list[Origin] = []
     for key, value, is_default in _values(ROOT, tables.data, ""):
-        variable = next((tables.variables[path] for path in _above(key) if path in tables.variables), None)
+        variable = next((tables.variables[above] for above in _above(key) if above in tables.variables), None)
         if is_default:
             rows.append(Origin(key, value, "default"))
         elif variable is not None:
             rows.append(Origin(key, value, "environment", variable))
         else:
-            rows.append(Origin(key, value, "default" if tables.path is None else "file"))
-    written = {path for row in rows for path in _above(row.key)}
+            rows.append(Origin(key, value, "default" if path is None else "file"))
+    written = {above for row in rows for above in _above(row.key)}
     rows += [row for row in _computed(settings) if written.isdisjoint((row.key, row.key.partition("[")[0]))]
     places = [*ROOT]
     return settings, sorted(rows, key=lambda row: places.index(row.key.partition(".")[0]))

@@ -9,11 +9,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 from quota.common.text import nearest, show
-from quota.settings.model import BUILT_IN_FETCHES, Settings
+from quota.settings.model import BUILT_IN_FETCHES
 from quota.settings.references import ADDRESS, FilePath, Login, Reference, TextOrReference
 from quota.settings.toml import (
     MISSING,
@@ -274,14 +273,6 @@ INBOUND = Keys(
     _SERVER,
     others=Table("A rule. The first rule that matches a request counts it.", INBOUND_RULE),
 )
-
-
-def inbound_table(settings: Settings) -> TomlTable | None:
-    """The table `[inbound]`; None if there is none. Raises ConfigError."""
-    if settings.inbound is None:
-        return None
-    folder = Path() if settings.path is None else settings.path.absolute().parent
-    return TomlTable(settings.inbound, settings.source, "inbound", INBOUND, variables=settings.variables, folder=folder)
 
 
 def rule_names(table: TomlTable) -> list[str]:

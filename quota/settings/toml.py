@@ -100,7 +100,7 @@ ANY = Keys({}, others=NOTHING)
 """For a table whose keys are names."""
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(repr=False)
 class TomlTable:
     """One table of a TOML file. It may have only these `keys`.
 

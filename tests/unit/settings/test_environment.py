@@ -93,8 +93,8 @@ def test_without_a_file_the_variables_alone_are_a_configuration(
     monkeypatch.delenv("QUOTA_CONFIG", raising=False)
     named(monkeypatch, CREDENTIALS__MAIN__API="youtube-v3")
     assert list(load_settings().credentials) == ["main"]
-    named(monkeypatch, INBOUND__DEFAULT__LIMIT="5", INBOUND__DEFAULT__WINDOW="1s")
-    assert len(load_rules().rules) == 1
+    named(monkeypatch, INBOUND__DEFAULT__LIMIT="5", INBOUND__DEFAULT__WINDOW="1s", INBOUND__URL="sqlite:///in.db")
+    assert load_rules().url == f"sqlite:///{state_dir / 'in.db'}", "a path starts at the state folder"
 
 
 NO_TOML = 'not a value of TOML; write for example 500, true or ["DE", "FR"]'

@@ -13,10 +13,11 @@ import pytest
 import quota
 from quota.errors import ConfigError, UsageError
 from quota.jobs import fetches
-from quota.settings.load import Config, find_config, load_settings, settings_of
+from quota.settings.load import find_config, load_settings, settings_of
 from quota.settings.model import BUILT_IN_FETCHES, Unavailable
 from quota.settings.references import read_key
-from quota.settings.tables import CREDENTIAL, JOB, LIMIT, OPTIONS
+from quota.settings.tables import CREDENTIAL, JOB, LIMIT, OPTIONS, ROOT
+from quota.settings.toml import TomlTable
 from quota.terms.limits import DAY_MS, MAX_UNITS, MINUTE_MS, Limit, Selector, Sliding, View
 from support.setup import charges_at
 from support.users import not_root
@@ -528,7 +529,7 @@ def test_an_error_shows_how_to_add_a_credential(write: Any) -> None:
 )
 def test_a_zone_or_a_home_that_nobody_has_is_a_config_error(tables: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
-        settings_of(Config(tables, None, "f", Path("/nowhere")))
+        settings_of(TomlTable(tables, "f", keys=ROOT, folder=Path("/nowhere")))
     assert str(error.value).isprintable(), "one line"
 
 
