@@ -266,7 +266,8 @@ class Attempts(Listener):
         failure = classify_failure(error, method=method, book=self._budget.book)
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
         # It may come out of a client that asks an API: a metered one, or one that names its request.
-        if silent and any(_request_of(cause) is not None or passed(cause, "quota.clients.") for cause in behind(error)):
+        asks = (_request_of(cause) is not None or passed(cause, r"quota\.clients\.") for cause in behind(error))
+        if silent and any(asks):
             return failure._replace(silent=self._address(error))
         if silent or failure.kind == "region":  # perhaps an error of the function itself
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
@@ -279,7 +280,7 @@ class Attempts(Listener):
             return True
         if not isinstance(error, quota.QuotaError) or isinstance(error, quota.BadAnswer):
             return False
-        return passed(error, "quota.clients.") or not line_of(error, self.job.fetch)
+        return passed(error, r"quota\.clients\.") or not line_of(error, self.job.fetch)
 
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint, silent: Sequence[str]) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
@@ -307,7 +308,7 @@ class Attempts(Listener):
         asks another server for its tokens."""
         url = urlsplit(str(getattr(_request_of(error), "url", "")))
         if not url.netloc:
-            if passed(error, "google.auth.", "google.oauth2."):
+            if passed(error, r"google\.(auth|oauth2)\."):
                 return "the token server"
             if self.client is None:
                 return "upstream"

@@ -14,9 +14,9 @@ import aiohttp
 from quota.async_budget import AsyncBudget
 from quota.budget import Budget
 from quota.clients.answer_fields import Usage
-from quota.clients.gate import PEEK_WITHIN_S, HostGate, HostNames, MethodOf, has_passed
+from quota.clients.gate import PEEK_WITHIN_S, HostGate, HostNames, MethodOf
 from quota.clients.metering import Attempt
-from quota.clients.upstream_errors import MAX_BODY_BYTES
+from quota.clients.upstream_errors import MAX_BODY_BYTES, passed
 from quota.terms.api import RequestBody
 
 
@@ -66,7 +66,7 @@ def _never_left(error: BaseException) -> bool:
     """Whether a request failed or was cancelled before it had a connection, or while aiohttp checked its fields.
     aiohttp sends no byte before that."""
     before = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-    return isinstance(error, before) or has_passed(error, "aiohttp.connector", "aiohttp.http_writer.write_headers")
+    return isinstance(error, before) or passed(error, r"aiohttp\.(connector\.|http_writer\.write_headers\Z)")
 
 
 def watch(gate: HostGate, attempt: Attempt, response: aiohttp.ClientResponse) -> None:

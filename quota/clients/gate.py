@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import traceback
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
@@ -109,13 +108,6 @@ def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iter
     except Exception:
         return b""
     return bytes(body)
-
-
-def has_passed(error: BaseException | None, *code: str) -> bool:
-    """Whether the traceback of an error contains any of these modules, or functions as `module.function`."""
-    frames = () if error is None else traceback.walk_tb(error.__traceback__)
-    named = ((frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame, _ in frames)
-    return any(module in code or f"{module}.{function}" in code for module, function in named)
 
 
 def answer_to(decision: Decision) -> Problem:

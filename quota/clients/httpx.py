@@ -16,17 +16,9 @@ from quota.async_budget import AsyncBudget
 from quota.budget import Budget
 from quota.clients.answer_fields import Usage
 from quota.clients.caller import Caller
-from quota.clients.gate import (
-    PEEK_WITHIN_S,
-    HostGate,
-    HostNames,
-    MethodOf,
-    at_once,
-    has_passed,
-    unpacked,
-)
+from quota.clients.gate import PEEK_WITHIN_S, HostGate, HostNames, MethodOf, at_once, unpacked
 from quota.clients.metering import Attempt, Meter
-from quota.clients.upstream_errors import MAX_BODY_BYTES, Names, is_any
+from quota.clients.upstream_errors import MAX_BODY_BYTES, Names, is_any, passed
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError, behind
@@ -201,20 +193,13 @@ async def send(gate: HostGate, below: Below, request: httpx.Request, plain: bool
     return _watched(attempt, response, stream, gate)
 
 
-_CORES = ("httpcore", "httpcore2")
-
-_HEADS = (
-    *(f"{core}.{kind}.http11._send_request_headers" for core in _CORES for kind in ("_async", "_sync")),
-    "h2.connection.send_headers",
-)
+_HEADS = r"(httpcore2?\._a?sync\.http11\._send_request_headers|h2\.connection\.send_headers)\Z"
 """The code that finds an invalid method or field before any byte leaves. Over HTTP/2 also the code that finds that the
 server ended the connection while a request waited for its turn."""
 
-_SENDERS = tuple(
-    f"{core}.{kind}.{module}" for core in _CORES for kind in ("_async", "_sync") for module in ("http11", "http2")
-)
-_ACQUIRES = tuple(f"{core}._synchronization.{acquire}" for core in _CORES for acquire in ("acquire", "__aenter__"))
-_POOLS = tuple(f"{core}.{kind}.connection_pool" for core in _CORES for kind in ("_async", "_sync"))
+_SENDERS = r"httpcore2?\._a?sync\.(http11|http2)\."
+_ACQUIRES = r"httpcore2?\._synchronization\.(acquire|__aenter__)\Z"
+_POOLS = r"httpcore2?\._a?sync\.connection_pool\."
 
 
 class _Departure:
@@ -255,16 +240,16 @@ class _Departure:
     def never_began(self, error: BaseException) -> bool:
         """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection,
         or for its turn on one: an HTTP/2 server limits the streams at once."""
-        sends = any(has_passed(cause, *_SENDERS) for cause in behind(error))
+        sends = any(passed(cause, _SENDERS) for cause in behind(error))
         if self._plain and not self.began and (self._tunnels or not sends):
             return True  # the error of a proxy, of a mock, or of a test tool that forbids connections
         if is_any(error, INVALID):
             cause = error.__cause__
-            return has_passed(cause, *_HEADS) or has_passed(cause and cause.__context__, *_HEADS)
+            return passed(cause, _HEADS) or passed(cause and cause.__context__, _HEADS)
         waits = is_any(error, UNSENT)
         if not isinstance(error, Exception):
-            in_turn = not sends or has_passed(error, *_ACQUIRES)
-            waits = in_turn and has_passed(error, *_POOLS)
+            in_turn = not sends or passed(error, _ACQUIRES)
+            waits = in_turn and passed(error, _POOLS)
         return waits and not self.began
 
 

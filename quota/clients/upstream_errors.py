@@ -359,10 +359,11 @@ def is_transient(error: Exception) -> bool:
     return is_any(error, _TRANSIENT)
 
 
-def passed(error: BaseException, *packages: str) -> bool:
-    """Whether an exception came through a module whose name begins with one of these."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__", "").startswith(packages) for frame, _ in frames)
+def passed(error: BaseException | None, code: str) -> bool:
+    """Whether an exception came through a function whose name, `module.function`, begins with this pattern."""
+    frames = () if error is None else traceback.walk_tb(error.__traceback__)
+    names = (f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}" for frame, _ in frames)
+    return any(re.match(code, name) for name in names)
 
 
 def refused_login(error: Exception) -> str | None:

@@ -10,17 +10,14 @@ from typing import Any
 from urllib3 import HTTPHeaderDict, HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from quota.clients.gate import HostGate, Peeked, at_once, has_passed, unpacked
+from quota.clients.gate import HostGate, Peeked, at_once, unpacked
 from quota.clients.metering import Attempt
-from quota.clients.upstream_errors import MAX_BODY_BYTES
+from quota.clients.upstream_errors import MAX_BODY_BYTES, passed
 from quota.terms.api import RequestBody
 
-_LIBRARIES = ("urllib3", "urllib3._async", "urllib3_future", "urllib3_future._async")
-
 _BEFORE = (
-    *(f"{module}.{put}" for module in ("http.client", "urllib3.connection") for put in ("putrequest", "putheader")),
-    *(f"{library}.connection._new_conn" for library in _LIBRARIES),
-    *(f"{library}.connectionpool._validate_conn" for library in _LIBRARIES),
+    r"(http\.client|urllib3\.connection)\.put(request|header)\Z"
+    r"|urllib3(_future)?(\._async)?\.(connection\._new_conn|connectionpool\._validate_conn)\Z"
 )
 """The functions that find an invalid method or field, and write only into a buffer; and the functions that connect,
 also over TLS. A test tool that forbids connections may raise any error there."""
@@ -83,7 +80,7 @@ def never_left(error: BaseException) -> bool:
     reason = reason if isinstance(reason, BaseException) else error
     # Its `__context__` does not count: that may be the error of another attempt.
     wrapped = [getattr(reason, "original_error", None), reason.__cause__, *reason.args]
-    if any(has_passed(each, *_BEFORE) for each in (reason, *wrapped) if isinstance(each, BaseException)):
+    if any(passed(each, _BEFORE) for each in (reason, *wrapped) if isinstance(each, BaseException)):
         return True
     # urllib3 also reports a proxy error if a request left and got no answer, so look at the wrapped error.
     reason = getattr(reason, "original_error", reason)
