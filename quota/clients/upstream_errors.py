@@ -326,11 +326,16 @@ _TRANSIENT: Names = (
     ("requests.exceptions", "ChunkedEncodingError"),  # the answer was cut off
     ("requests.exceptions", "Timeout"),
     ("httpx", "TransportError"),
+    ("httpx2", "TransportError"),
     ("aiohttp", "ClientConnectionError"),
     ("aiohttp", "ClientPayloadError"),
 )
 
-_WITH_RESPONSE: Names = (("requests.exceptions", "HTTPError"), ("httpx", "HTTPStatusError"))
+_WITH_RESPONSE: Names = (
+    ("requests.exceptions", "HTTPError"),
+    ("httpx", "HTTPStatusError"),
+    ("httpx2", "HTTPStatusError"),
+)
 
 
 class RawAnswer(NamedTuple):
@@ -342,13 +347,13 @@ class RawAnswer(NamedTuple):
 
 
 def answer_in(error: Any) -> RawAnswer | None:
-    """The answer in an exception of Google's client, requests, httpx or aiohttp; None if there is none."""
+    """The answer in an exception of Google's client, requests, httpx, httpx2 or aiohttp; None if there is none."""
     if is_any(error, (("googleapiclient.errors", "HttpError"),)):
         return RawAnswer(int(error.resp.status), error.resp, error.content)
     if is_any(error, (("aiohttp", "ClientResponseError"),)) and error.status:
         return RawAnswer(error.status, error.headers or {}, b"")
     if is_any(error, _WITH_RESPONSE) and error.response is not None:
-        # Both libraries keep the body that they have read in `_content`; `content` would read it, or fail.
+        # These libraries keep the body that they have read in `_content`; `content` would read it, or fail.
         body = getattr(error.response, "_content", b"")
         return RawAnswer(error.response.status_code, error.response.headers, body if isinstance(body, bytes) else b"")
     return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, classify, reasons_of
+from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, answer_in, classify, reasons_of
 from quota.common.redact import register
 from quota.settings.books import load_book
 
@@ -175,3 +176,10 @@ def test_the_reasons_of_an_error_are_those_of_its_details_and_those_of_its_error
     error = {"details": [{"reason": "A_NEWER_NAME"}], "errors": [{"reason": "commentsDisabled"}]}
     assert reasons_of(json.dumps({"error": error}).encode()) == ("A_NEWER_NAME", "commentsDisabled")
     assert reasons_of(b"no JSON") == ()
+
+
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+def test_the_answer_in_an_error_is_found(library: str) -> None:
+    response = import_module(library).Response(503, content=b"busy")
+    error = import_module(library).HTTPStatusError("busy", request=None, response=response)
+    assert answer_in(error) == (503, response.headers, b"busy")
