@@ -141,19 +141,7 @@ def payers_of(session: Session, named: str | None) -> Payers:
             f"{session.settings.source}: no cost book of {listed(credentials)} names hosts and routes, so nothing is "
             "charged; see docs/own-cost-book.md"
         )
-
-    payers = [
-        Payer(
-            credential.name,
-            credential.project,
-            credential.book,
-            credential.hosts,
-            partial(session.budget, credential.name),
-            answers_429=credential.on_refusal == "429",
-        )
-        for credential in able
-    ]
-    return Payers(payers, named)
+    return Payers([Payer(credential, partial(session.budget, credential.name)) for credential in able], named)
 
 
 # -- a program under `quota exec --auto` -------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from threading import RLock
-from typing import TypeGuard
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from quota.budget import Budget
@@ -19,30 +18,18 @@ from quota.common.redact import redact
 from quota.common.text import listed
 from quota.errors import QuotaError, Refused, SessionClosedError, UsageError
 from quota.terms.api import Hosts
-from quota.terms.costs import CostBook
 from quota.web.documents import Problem
 
 MAX_KNOWN = 10_000
 """How many hosts the cache keeps. A crawler meets more."""
 
 
-@dataclass(eq=False, repr=False)
 class Payer:
-    """A credential that pays for requests to these hosts. The first request calls `open_budget`.
+    """Pays for requests to the hosts of a credential, by its settings. The first request calls `open_budget`."""
 
-    `answers_429`: the program gets an answer of 429 for a refusal, not an error.
-    """
-
-    name: str
-    project: str
-    book: CostBook
-    names: tuple[str, ...]
-    open_budget: Callable[[], Budget]
-    _: KW_ONLY
-    answers_429: bool = False
-
-    def __post_init__(self) -> None:
-        self.hosts = Hosts(self.names)
+    def __init__(self, credential: Any, open_budget: Callable[[], Budget]) -> None:
+        self.credential, self._open_budget = credential, open_budget
+        self.hosts = Hosts(credential.hosts)
         self._ended = False
         self._gate: HostGate | None = None
         self._async_gate: HostGate | None = None
@@ -53,8 +40,9 @@ class Payer:
         self._lock = RLock()
 
     def answers(self, refusal: QuotaError) -> TypeGuard[Refused]:
-        """Whether the program gets an answer. A call that can never fit is an error: another try does not help."""
-        return self.answers_429 and isinstance(refusal, Refused)
+        """Whether the program gets an answer of 429. A call that can never fit is an error: another try does not
+        help."""
+        return self.credential.on_refusal == "429" and isinstance(refusal, Refused)
 
     def answer_to(self, refusal: QuotaError, error: Exception) -> Problem:
         """The answer of 429 to a refused request. Raises the `error` of the program's library if the program gets no
@@ -67,7 +55,7 @@ class Payer:
         """The gate of this process, or, if it is `awaited`, the gate of its event loops."""
         with self._lock:
             if self._gate is None:
-                self._gate = HostGate(Meter(self.open_budget()), None, self.names, ended=lambda: self._ended)
+                self._gate = HostGate(Meter(self._open_budget()), None, self.credential.hosts, lambda: self._ended)
             if awaited and self._async_gate is None:
                 self._async_gate = self._gate.on_loop()
             return self._async_gate if awaited and self._async_gate is not None else self._gate
@@ -102,7 +90,7 @@ class Payers:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of all payers, as the configuration names them."""
-        return tuple(dict.fromkeys(name for payer in self._payers for name in payer.names))
+        return tuple(dict.fromkeys(name for payer in self._payers for name in payer.credential.hosts))
 
     def _knows(self, host: str, port: int | None) -> bool:
         return any((host, port) in payer.hosts for payer in self._payers)
@@ -142,11 +130,11 @@ class Payers:
             return None
         if len(fitting) == 1:
             return fitting[0]
-        fitting = [payer for payer in fitting if payer.name == self._named] or fitting
-        fits = [upstream_of(payer.book).fit(verb, url) for payer in fitting]
+        fitting = [payer for payer in fitting if payer.credential.name == self._named] or fitting
+        fits = [upstream_of(payer.credential.book).fit(verb, url) for payer in fitting]
         best = [payer for payer, fit in zip(fitting, fits, strict=True) if fit == max(fits)]
-        if len({payer.project for payer in best}) > 1:
-            names = {payer.name: payer for payer in best}
+        if len({payer.credential.project for payer in best}) > 1:
+            names = [payer.credential.name for payer in best]
             place = redact(url.partition("?")[0])
             raise UsageError(f"{listed(names)} could all pay for {verb} {place}; name one of these credentials")
         return best[0]

@@ -936,7 +936,7 @@ def test_a_session_that_was_closed_is_no_error_only_where_nobody_is_to_pay_any_m
         payers.close()
         return session.budget()
 
-    payers = Payers([Payer("main", main.project, main.book, main.hosts, opened)])
+    payers = Payers([Payer(main, opened)])
     assert payers.of("GET", url, awaited=awaited) is None
 
 
