@@ -18,7 +18,7 @@ from quota.clients.answer_fields import Usage
 from quota.clients.caller import Caller
 from quota.clients.gate import PEEK_WITHIN_S, HostGate, HostNames, MethodOf, at_once, unpacked
 from quota.clients.metering import Attempt, Meter
-from quota.clients.upstream_errors import MAX_BODY_BYTES, Names, is_any, passed
+from quota.clients.upstream_errors import MAX_BODY_BYTES, passed
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError, behind
@@ -32,16 +32,6 @@ Below = Callable[["httpx.Request"], Any]
 
 LIBRARIES = ("httpx", "httpx2")
 
-UNSENT: Names = tuple(
-    (library, name)
-    for library in LIBRARIES
-    for name in ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
-)
-"""What is raised before the first byte of a request. A ProxyError means that a proxy refused to connect."""
-
-INVALID: Names = tuple((library, "ProtocolError") for library in LIBRARIES)
-BROKEN: Names = tuple((library, "TransportError") for library in LIBRARIES)
-
 
 class _Library:
     """One of the libraries, with our classes over its own."""
@@ -50,6 +40,9 @@ class _Library:
         self.module = module
         self.peeked = type("Peeked", (_Peeked, module.SyncByteStream, module.AsyncByteStream), {})
         self.watched = type("Watched", (_Watched, module.Response), {"plain": module.Response})
+        timeouts = module.ConnectTimeout, module.PoolTimeout
+        self.unsent = (module.ConnectError, *timeouts, module.ProxyError, module.UnsupportedProtocol)
+        """What is raised before the first byte of a request. A ProxyError means that a proxy refused to connect."""
 
 
 _library = cache(_Library)
@@ -243,10 +236,11 @@ class _Departure:
         sends = any(passed(cause, _SENDERS) for cause in behind(error))
         if self._plain and not self.began and (self._tunnels or not sends):
             return True  # the error of a proxy, of a mock, or of a test tool that forbids connections
-        if is_any(error, INVALID):
+        library = _library_of(self._request)
+        if isinstance(error, library.module.ProtocolError):
             cause = error.__cause__
             return passed(cause, _HEADS) or passed(cause and cause.__context__, _HEADS)
-        waits = is_any(error, UNSENT)
+        waits = isinstance(error, library.unsent)
         if not isinstance(error, Exception):
             in_turn = not sends or passed(error, _ACQUIRES)
             waits = in_turn and passed(error, _POOLS)
@@ -275,9 +269,7 @@ class _Peeked:
                 else:
                     self._head.append(chunk)
                     size += len(chunk)
-        except Exception as error:
-            if not is_any(error, BROKEN):
-                raise
+        except _library_of(self).module.TransportError as error:
             self._error = error
         return b"".join(self._head)
 
