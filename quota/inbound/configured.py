@@ -29,6 +29,7 @@ from quota.inbound.contract import MAX_WINDOW_MS, Limit
 from quota.inbound.identity import KnowsKey, UserOf, as_text, digest
 from quota.inbound.rules import Rule, Rules, open_storage
 from quota.ledger.factory import file_of
+from quota.settings.books import Mistakes
 from quota.settings.load import load_settings
 from quota.settings.model import Settings
 from quota.settings.references import address_of, file_url, path_at, place_of
@@ -153,27 +154,20 @@ METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
 
 def examine(settings: Settings) -> Iterator[Finding]:
     """The mistakes in the rules."""
-    wrong = []
-    try:
-        table = settings.inbound
-        if table is None:
-            return
-        for name in rule_names(table):
-            try:
-                rule_of(table, name)
-            except ConfigError as error:
-                wrong.append(error)
-        rules = None if wrong else rules_of(settings)
-        if rules is not None:
-            yield from _together(rules)
-            for key, needed in _NEEDS.items():
-                if key in table and needed not in table:
-                    remedy = f"add {needed}, or remove this key"
-                    yield problem(f"inbound.{key}", f"has no effect without {needed}", remedy)
-    except ConfigError as error:
-        wrong.append(error)
+    table, wrong = settings.inbound, Mistakes()
+    if table is None:
+        return
+    for name in rule_names(table):
+        wrong.tried(rule_of, table, name)
+    rules = None if wrong else wrong.tried(rules_of, settings)
+    if rules is not None:
+        yield from _together(rules)
+        for key, needed in _NEEDS.items():
+            if key in table and needed not in table:
+                remedy = f"add {needed}, or remove this key"
+                yield problem(f"inbound.{key}", f"has no effect without {needed}", remedy)
     for mistake in wrong:
-        location, _, message = str(mistake).removeprefix(f"{settings.source}: ").partition(": ")
+        location, _, message = mistake.removeprefix(f"{settings.source}: ").partition(": ")
         yield finding_of("error", location, message, "correct it")
 
 

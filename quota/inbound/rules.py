@@ -152,7 +152,6 @@ class Rules:
         for key, function in ("keys", keys), ("user", user):
             if callable(function) and made_by(function) == "coroutine":
                 raise ConfigError(f"{key}: the function is async; pass a function that is not async")
-        self.key_field = key_field
         self.identify = Identify(
             Proxies(trusted_proxies, forwarded),
             key_field=key_field,
