@@ -74,7 +74,7 @@ class MeteredAdapter(HTTPAdapter):
         *,
         timeout_s: float | None = None,
         caller: Caller | None = None,
-        prepare: Callable[[Any], None] | None = None,
+        prepare: Callable[[Any], None] = lambda conn: None,
         **options: Any,
     ) -> None:
         if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
@@ -119,22 +119,18 @@ class MeteredAdapter(HTTPAdapter):
 
         def make_request(conn: Any, method: str, url: str, **given: Any) -> Any:
             own = pool_of()
-            if prepare is not None:
-                prepare(conn)
+            prepare(conn)
             make = partial(type(own)._make_request, own, conn, method, url, **given)
             if gate is None:
                 return make()
             return at_once(send(gate, conn, method, url_on(own.scheme, own.host, own.port, url), given, make))
 
-        pool._make_request = make_request
-        if prepare is not None:
+        def prepare_proxy(conn: Any) -> None:
+            prepare(conn)  # it reads the proxy's answer, too
+            own = pool_of()
+            type(own)._prepare_proxy(own, conn)
 
-            def prepare_proxy(conn: Any) -> None:
-                prepare(conn)  # it reads the proxy's answer, too
-                own = pool_of()
-                type(own)._prepare_proxy(own, conn)
-
-            pool._prepare_proxy = prepare_proxy
+        pool._make_request, pool._prepare_proxy = make_request, prepare_proxy
         return pool
 
 
