@@ -84,7 +84,10 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
                 put = pool._put_conn(conn)  # else urllib3 itself takes the unused connection back
                 if awaited:
                     await put
-            return _refused_by_urllib3(refusal, payer, pool, method, url, options)
+            module = sys.modules[library]
+            answer = payer.answer_to(refusal, _no_retry(module, pool, url, refusal))
+            kind = module.AsyncHTTPResponse if awaited else module.HTTPResponse
+            return _refused_by_urllib3(kind, answer, refusal, method, url, options)
 
     def final(increment: Callable[..., Any]) -> Callable[..., Any]:
         def _increment(
@@ -107,14 +110,9 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
 
 
 def _refused_by_urllib3(
-    refusal: QuotaError, payer: Payer, pool: Any, method: str, url: str, options: dict[str, Any]
+    kind: Any, answer: Problem, refusal: QuotaError, method: str, url: str, options: dict[str, Any]
 ) -> Any:
-    """An answer of 429, or an error that urllib3 does not retry."""
-    modules = (cls.__module__ for cls in type(pool).__mro__)  # botocore, for one, has a pool of its own
-    path = next(name for name in modules if name.partition(".")[0] in _OTHERS).rpartition(".")[0]
-    library = sys.modules[path.partition(".")[0]]
-    answer = payer.answer_to(refusal, _no_retry(library, pool, url, refusal))
-    kind = library.AsyncHTTPResponse if path.endswith("._async") else library.HTTPResponse
+    """A response of this kind with an answer of 429."""
     response = kind(
         body=io.BytesIO(b"" if method == "HEAD" else answer.body()),
         headers=dict(answer.fields()),
