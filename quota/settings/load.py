@@ -158,8 +158,7 @@ def settings_of(root: TomlTable, path: Path | None = None) -> Settings:
 
 def _settings_of(root: TomlTable, path: Path | None) -> Settings:
     credentials = _credentials(root) if "credentials" in root else {}
-    identity = "" if root.source == GIVEN else _identity(path)
-    ledger = _ledger(root.read("ledger"), identity, credentials)
+    ledger = _ledger(root.read("ledger"), _identity(path, root.source), credentials)
     jobs = _jobs(root.read("jobs").all(), credentials)
     return Settings(
         path=path,
@@ -171,7 +170,7 @@ def _settings_of(root: TomlTable, path: Path | None) -> Settings:
         notify=_notify(root.read("notify")) if "notify" in root else None,
         inbound=_inbound(root.read("inbound")) if "inbound" in root else None,
         variables=root.variables,
-        called=root.source,
+        source=root.source,
     )
 
 
@@ -222,13 +221,13 @@ def _share_of_headroom(
     return -(-min(all_units) * percent // 100)
 
 
-def _identity(path: Path | None) -> str:
+def _identity(path: Path | None, source: str) -> str:
     """The identity of the ledger, if the configuration does not name it: see `LedgerSettings`.
 
     Links stay: each update may put another file behind a link, as with a Kubernetes ConfigMap.
     """
     if path is None:
-        return BUILT_IN
+        return "" if source == GIVEN else source
     absolute = str(path.absolute())
     is_passed_on = absolute.startswith(("/dev/", "/proc/")) and not absolute.startswith("/dev/shm/")  # noqa: S108
     if is_passed_on or not os.path.isfile(absolute):

@@ -207,7 +207,7 @@ class Settings(NamedTuple):
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
     `inbound` is the table of that name, which `quota.inbound` reads. `variables` has the environment
-    variable of each path that a variable set. Without a file, messages use the name `called`.
+    variable of each path that a variable set. Messages call it `source`.
     """
 
     path: Path | None
@@ -219,7 +219,7 @@ class Settings(NamedTuple):
     notify: NotifySettings | None = None
     inbound: TomlTable | None = None
     variables: Mapping[str, str] = MappingProxyType({})
-    called: str = BUILT_IN
+    source: str = BUILT_IN
 
     def __repr__(self) -> str:
         """Without the table `[inbound]`: it may hold a password."""
@@ -229,11 +229,6 @@ class Settings(NamedTuple):
         """How many machines run the whole job: 1, or with `on_each_machine` the `machines` of `unavailable`."""
         unavailable = self.ledger.unavailable
         return unavailable.machines if job.on_each_machine and unavailable is not None else 1
-
-    @property
-    def source(self) -> str:
-        """What messages call this configuration."""
-        return self.called if self.path is None else one_line(self.path)
 
 
 # -- the state folder --------------------------------------------------------------------------------------------------

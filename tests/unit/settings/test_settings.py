@@ -192,10 +192,11 @@ def test_the_name_or_the_path_identifies_the_ledger(
     monkeypatch.chdir(tmp_path / "conf.d")
     (tmp_path / "link").symlink_to("conf.d")
     (tmp_path / "deep").mkdir()
-    (tmp_path / "elsewhere").symlink_to("deep")
     spellings = ("quota.toml", "./quota.toml", "../conf.d/quota.toml", path, f"{path.parent}//quota.toml")
     assert {load_settings(path_text).ledger.identity for path_text in spellings} == {str(path)}
     assert load_settings("../link/quota.toml").ledger.identity == f"{tmp_path}/link/quota.toml", "links stay"
+    Path("settings").symlink_to(path)  # as messages call a configuration without a file
+    assert load_settings("settings").ledger.identity == f"{tmp_path}/conf.d/settings"
     through = f"{tmp_path}/deep/../conf.d/quota.toml"
     assert load_settings(through).ledger.identity == str(path)
     write(FULL)
