@@ -20,7 +20,6 @@ from functools import partial
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import Headers, Usage
 from quota.clients.upstream import NOTHING, Closing, Meaning, upstream_of
-from quota.clients.upstream_errors import UpstreamError
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line, warn
 from quota.common.redact import redact
@@ -194,8 +193,8 @@ class Attempt:
         """Whether `answered` needs the body of this answer; else b"" will do."""
         return upstream_of(self._budget.book).reads_body(status, headers)
 
-    def answered(self, status: int, body: bytes, headers: Headers = (), *, whole: bool = True) -> UpstreamError | None:
-        """Handle upstream's answer. Returns what an error means, else None.
+    def answered(self, status: int, body: bytes, headers: Headers = (), *, whole: bool = True) -> None:
+        """Handle upstream's answer.
 
         A body makes a call free only if it arrived `whole`. Other answers may still close a bucket. What the caller
         reads settles the call through `usage`.
@@ -203,9 +202,7 @@ class Attempt:
         The ledger records a closed bucket for all processes. Never raises a QuotaError: the caller is about to report
         upstream's own error.
         """
-        meaning = self.meaning(status, body, headers, whole=whole)
-        self.follow(meaning)
-        return meaning.error
+        self.follow(self.meaning(status, body, headers, whole=whole))
 
     def meaning(self, status: int, body: bytes, headers: Headers, *, whole: bool) -> Meaning:
         """What the answer means. It does not ask the ledger; `follow` acts on the meaning."""
