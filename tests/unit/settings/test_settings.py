@@ -83,8 +83,8 @@ def message(path: Path | str) -> str:
     return text.removeprefix(prefix)
 
 
-def test_load_settings_reads_a_full_configuration(write: Any, tmp_path: Path) -> None:
-    settings = load_settings(write(FULL))
+def test_load_settings_reads_a_full_configuration_behind_a_byte_order_mark(write: Any, tmp_path: Path) -> None:
+    settings = load_settings(write(b"\xef\xbb\xbf" + FULL.encode()))
     assert settings.path == tmp_path / "quota.toml"
     assert settings.ledger.url == "redis://127.0.0.1:6379/0"
     assert settings.ledger.unavailable == Unavailable(max_cost_units=1, allowance_units=50, machines=2)
@@ -221,10 +221,6 @@ def test_paths_are_relative_to_the_configuration(write: Any, tmp_path: Path, mon
     assert settings.credentials["x"].key_ref == f"file:{tmp_path}/sub/../secret"
 
 
-def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
-    assert load_settings(write(b"\xef\xbb\xbf" + FULL.encode())).jobs.keys() == {"trending"}
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -232,19 +228,17 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
         (b"x = " + b"[" * 5_000, "nested too deep"),
         (b"a = 1\nb = 'caf\xe9'\n", "line 2: not UTF-8 text; save the file as UTF-8"),
         (b"\0" * 2_000_000, "larger than 1024 KiB; give some credentials, with their jobs, a file of their own"),
+        (b"", 'credentials: missing; add [credentials.main] with api = "youtube-v3"'),
+        (b"[credentials]", 'credentials: at least one is needed; add [credentials.main] with api = "youtube-v3"'),
     ],
 )
-def test_an_invalid_configuration_is_one_line(write: Any, content: bytes, expected: str | None) -> None:
-    text = message(write(content))
-    assert expected is None or text == expected
+def test_an_invalid_configuration_is_one_line(write: Any, content: bytes, expected: str) -> None:
+    assert message(write(content)) == expected
 
 
 def test_messages_shorten_long_values(write: Any, state_dir: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_settings(write(f"{'k' * 5_000} = 1\n"))
-    assert str(error.value).endswith(
-        f": '{'k' * 56}...: unknown key; known: ledger, credentials, jobs, store, textfile, notify, inbound"
-    )
+    keys = "ledger, credentials, jobs, store, textfile, notify, inbound"
+    assert message(write(f"{'k' * 5_000} = 1\n")) == f"'{'k' * 56}...: unknown key; known: {keys}"
     with pytest.raises(ConfigError, match=r"^xxx.*\.\.\..*book\.toml: cannot be read: File name too long$") as error:
         load_settings("x" * 5_000 + "/book.toml")
     assert len(str(error.value)) < 500
@@ -512,12 +506,6 @@ def test_a_link_to_the_ledgers_file_is_that_file(write: Any, tmp_path: Path) -> 
     (tmp_path / "link.db").symlink_to("ledger.db")
     text = FULL.replace("redis://127.0.0.1:6379/0", "sqlite:///ledger.db").replace("videos.db", "link.db")
     assert message(write(text)) == "store.url: the ledger uses this file already; give the store a file of its own"
-
-
-def test_an_error_shows_how_to_add_a_credential(write: Any) -> None:
-    example = 'add [credentials.main] with api = "youtube-v3"'
-    assert message(write("")) == f"credentials: missing; {example}"
-    assert message(write("[credentials]")) == f"credentials: at least one is needed; {example}"
 
 
 @pytest.mark.parametrize(
