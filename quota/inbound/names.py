@@ -80,10 +80,7 @@ class Window(NamedTuple):
 
     def names_of(self, identity: bytes) -> tuple[bytes, bytes]:
         """The identity's names in this window and in the window before."""
-        name = name_of(self.salt, identity)
-        if self.previous_salt == self.salt:
-            return name, name
-        return name, name_of(self.previous_salt, identity)
+        return name_of(self.salt, identity), name_of(self.previous_salt, identity)
 
 
 class Plan(NamedTuple):
