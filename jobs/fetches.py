@@ -27,7 +27,7 @@ from functools import partial
 from operator import index
 from typing import Any
 
-from quota.clients.upstream_errors import answer_in, reasons_of
+from quota.clients.upstream_errors import answer_in, error_in
 from quota.jobs.job import Cursor, Fetch, Page, Shape, checked_id, first_attempt, is_id, leave_out, marked, resources
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
@@ -518,7 +518,7 @@ class Walks:
         """The page of a step whose call failed, with the place `passed`, if upstream refused this list alone. Else
         raises the error; the pass may go on with other lists."""
         answer = answer_in(error)
-        reasons = () if answer is None else reasons_of(answer.body)
+        reasons = () if answer is None else error_in(answer.body).reasons
         if reason := next((reason for reason in reasons if reason in _PASSED_OVER), ""):
             return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
         place = {**self.places[0], "failed": self._step}

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
 from quota.clients.discovery import Routes, description, first_route, routes_of, scopes_of
-from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, words_of
+from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, error_in
 from quota.common.clock import NEVER
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
@@ -365,10 +365,10 @@ class Described(Google):
                 for closing in base.closes
             )
             return base.error, tuple(later)
-        reason, message = words_of(answer.body)
-        if rule is not None and isinstance(rule.when.value, str):
-            reason = reason or rule.when.value
-        message = message or reason or f"HTTP {answer.status}"
+        error = error_in(answer.body)
+        named_by_rule = rule.when.value if rule is not None and isinstance(rule.when.value, str) else ""
+        reason = error.reason or named_by_rule
+        message = error.words or reason or f"HTTP {answer.status}"
         until_ms = self._until_ms(answer, rule, bucket, states)
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 

@@ -1,7 +1,7 @@
 """What an error means: an error answer of upstream, and an exception of a client library.
 
     classify        what an error answer means. Pure: it uses only the status and the raw body
-    reasons_of      all reasons in an error answer
+    error_in        the parts of an error answer
     answer_in       upstream's answer, if an exception has one
     is_transient    whether the network may be back soon
     refused_login   one line about a refused login
@@ -63,7 +63,7 @@ class UpstreamError(NamedTuple):
 
 def classify(status: int, body: bytes, *, method: str, book: CostBook) -> UpstreamError:
     """What this answer to a call of `method` means. Never raises: an unreadable body is classified by its status."""
-    error = _read(body)
+    error = error_in(body)
     kind: Kind | None = _quota_kind(status, error)
     message = error.words or f"HTTP {status}"
     if kind is None:
@@ -71,17 +71,6 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
         return UpstreamError(kind, None, error.reason, message, remedy)
     bucket = None if kind == "transient_rate" else _bucket(error, method, book)
     return UpstreamError(kind, bucket, error.reason, message)
-
-
-def words_of(body: bytes) -> tuple[str, str]:
-    """The reason and the message in a body; each is "" where it has none."""
-    error = _read(body)
-    return error.reason, error.words
-
-
-def reasons_of(body: bytes) -> tuple[str, ...]:
-    """All reasons in a body, those in `details` first."""
-    return _read(body).reasons
 
 
 def bucket_of(method: str, book: CostBook) -> str:
@@ -99,9 +88,9 @@ def bucket_of(method: str, book: CostBook) -> str:
 # -- reading the body --------------------------------------------------------------------------------------------------
 
 
-class _ErrorBody(NamedTuple):
+class ErrorBody(NamedTuple):
     """The meaningful parts of an error body. A part that is missing is "" or empty. `words` are for people; only the
-    error's own `message` is judged."""
+    error's own `message` is judged. Of the `reasons` those in `details` come first."""
 
     words: str = ""
     message: str = ""
@@ -124,27 +113,28 @@ class _NamedLimit(NamedTuple):
     value: str
 
 
-def _read(body: bytes) -> _ErrorBody:
+def error_in(body: bytes) -> ErrorBody:
+    """What a body says is wrong. Never raises."""
     if len(body) > MAX_BODY_BYTES:
-        return _ErrorBody()
+        return ErrorBody()
     try:
         data = document_in(body)
     except (ValueError, RecursionError):
-        return _ErrorBody(_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
+        return ErrorBody(_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
     words = _words(data)
     if isinstance(data, list) and data:
         data = data[0]  # some upstreams wrap the error in a list
     error = data.get("error") if isinstance(data, dict) else None
     if isinstance(error, str):
-        return _ErrorBody(words, words, structured=True, reasons=(_word(error),))  # the shape of an OAuth server
+        return ErrorBody(words, words, structured=True, reasons=(_word(error),))  # the shape of an OAuth server
     if not isinstance(error, dict):
-        return _ErrorBody(words)
+        return ErrorBody(words)
     details = list(_dicts(error.get("details")))
     metadata = [info for detail in details for info in _dicts([detail.get("metadata")])]
     errors = list(_dicts(error.get("errors")))
     reasons = [_word(item.get("reason")) for item in (*details, *errors)]
     messages = (_plain(text) for item in (error, *errors) if isinstance(text := item.get("message"), str))
-    return _ErrorBody(
+    return ErrorBody(
         words=words,
         message=next(filter(None, messages), ""),
         structured=True,
@@ -223,7 +213,7 @@ _CHANNEL = frozenset({"uploadLimitExceeded", "uploadRateLimitExceeded", "maxPlay
 
 
 def _quota_kind(
-    status: int, error: _ErrorBody
+    status: int, error: ErrorBody
 ) -> Literal["daily_exhausted", "project_blocked", "transient_rate"] | None:
     """The kind of a quota error; None for another error."""
     if error.limits:
@@ -247,7 +237,7 @@ def _quota_kind(
     return "transient_rate" if named or status == 429 else None
 
 
-def _bucket(error: _ErrorBody, method: str, book: CostBook) -> str:
+def _bucket(error: ErrorBody, method: str, book: CostBook) -> str:
     """The name to close: the pool whose mark the error carries, else the bucket that `method` is charged to.
 
     The limit's own name counts for more than the message, and a longer mark for more than a shorter one.
@@ -290,7 +280,7 @@ _REASONS = {
 _REMEDIES = {reason: remedy for remedy, reasons in _REASONS.items() for reason in reasons}
 
 
-def _other_kind(status: int, error: _ErrorBody) -> tuple[Kind, str]:
+def _other_kind(status: int, error: ErrorBody) -> tuple[Kind, str]:
     """The kind of an error that is not about quota, and the remedy where it is the configuration's."""
     if any(reason in _CHANNEL for reason in error.reasons):
         return "channel_limit", ""

@@ -31,7 +31,7 @@ from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
 from quota.clients.login import bearer
 from quota.clients.session_http import SessionHttp, checked
-from quota.clients.upstream_errors import refused_login, words_of
+from quota.clients.upstream_errors import error_in, refused_login
 from quota.common.clock import elapsed_s, rfc3339
 from quota.common.hosts import is_loopback
 from quota.common.text import shorten, spaced
@@ -192,7 +192,7 @@ def _page(http: Any, address: str, project: str, fields: dict[str, Any]) -> dict
     remedy = _REMEDIES.get(status, "run again later" if status >= 400 else "check endpoint and proxies")
     if b"SERVICE_DISABLED" in content:
         remedy = "enable the Cloud Monitoring API there"
-    words = shorten(words_of(content)[1], 160).replace("; ", ", ")
+    words = shorten(error_in(content).words, 160).replace("; ", ", ")
     verb = f"refused project {project!r}" if 400 <= status < 500 else "answered"
     raise _failed(f"{verb} with {status}{f' ({words})' if words else ''}; {remedy}")
 

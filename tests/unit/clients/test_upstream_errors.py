@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, answer_in, classify, reasons_of
+from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, answer_in, classify, error_in
 from quota.common.redact import register
 from quota.settings.books import load_book
 
@@ -174,8 +174,8 @@ def test_an_html_error_is_shown_as_text() -> None:
 
 def test_the_reasons_of_an_error_are_those_of_its_details_and_those_of_its_errors() -> None:
     error = {"details": [{"reason": "A_NEWER_NAME"}], "errors": [{"reason": "commentsDisabled"}]}
-    assert reasons_of(json.dumps({"error": error}).encode()) == ("A_NEWER_NAME", "commentsDisabled")
-    assert reasons_of(b"no JSON") == ()
+    assert error_in(json.dumps({"error": error}).encode()).reasons == ("A_NEWER_NAME", "commentsDisabled")
+    assert error_in(b"no JSON").reasons == ()
 
 
 @pytest.mark.parametrize("library", ["httpx", "httpx2"])
