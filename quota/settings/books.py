@@ -20,7 +20,7 @@ from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.tables import BOOK, DATED, LEVEL, QUOTA
-from quota.settings.toml import Label, TomlTable, dotted, parse_toml, read_file, tables_in
+from quota.settings.toml import TomlTable, dotted, parse_toml, read_file, read_label, tables_in
 from quota.terms.api import (
     GOOGLES_KEY,
     VERBS,
@@ -177,7 +177,7 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
     defaults, table = root.read("default"), root.read("methods")
     methods: dict[str, tuple[Price, ...]] = {}
     for method, value in table.data.items():
-        wrong.tried(Label().parse, table, method)
+        wrong.tried(read_label, table, method, "")
         methods[method] = tuple(wrong.tried(_prices, table, method, buckets, value) or ())
     wrong.raise_any(root.source)
     pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").all().items())

@@ -19,6 +19,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
 
@@ -123,34 +124,6 @@ class FilePath(Text):
         return path_at(table, key, value)
 
 
-@dataclass(eq=False, repr=False)
-class Reference(Text):
-    """Where a secret is: `env:VARIABLE` or `file:PATH`."""
-
-    pattern: str = REFERENCE
-
-    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
-        return _reference(table, key, value)
-
-
-@dataclass(eq=False, repr=False)
-class Login(Text):
-    """Who calls without a key: `adc`, `service-account:PATH`, `authorized-user:PATH` or `bearer:` and a reference."""
-
-    pattern: str = rf"adc|(service-account|authorized-user):.+|bearer:({REFERENCE})"
-
-    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
-        kind, _, rest = value.partition(":")
-        if value == "adc":
-            return value
-        if kind == "bearer":
-            return f"bearer:{_reference(table, key, value, 'bearer:')}"
-        if kind in ("service-account", "authorized-user") and rest and rest.isprintable():
-            return f"{kind}:{path_at(table, key, rest)}"
-        # The message does not show the value: it may be a token.
-        raise table.error('write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"', key)
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class TextOrReference(Text):
     """A text, or where it is. Reads as the text and its reference ("": the configuration itself has the text)."""
@@ -162,7 +135,7 @@ class TextOrReference(Text):
             if not value.isprintable():
                 raise table.error(f"a {self.what} has no control characters", key)
             return value, ""
-        ref = _reference(table, key, value)
+        ref = _reference(table, value, key)
         with table.blamed(key):
             return read_secret(ref, self.what), ref
 
@@ -171,7 +144,7 @@ def is_reference(text: str) -> bool:
     return text.startswith(("env:", "file:"))
 
 
-def _reference(table: TomlTable, key: str, text: str, kind_of: str = "") -> str:
+def _reference(table: TomlTable, text: str, key: str, index: int | None = None, *, kind_of: str = "") -> str:
     """Where a secret is. The text begins with `kind_of`, for example `bearer:`; the answer does not."""
     ref = text.removeprefix(kind_of)
     kind, colon, rest = ref.partition(":")
@@ -185,6 +158,26 @@ def _reference(table: TomlTable, key: str, text: str, kind_of: str = "") -> str:
     raise table.error(
         f'do not write the {secret} itself here; write "{kind_of}env:VARIABLE" or "{kind_of}file:/path"', key
     )
+
+
+Reference = partial(Text, pattern=REFERENCE, reads=_reference)
+"""Where a secret is: `env:VARIABLE` or `file:PATH`."""
+
+
+def _login(table: TomlTable, text: str, key: str, index: int | None) -> str:
+    kind, _, rest = text.partition(":")
+    if text == "adc":
+        return text
+    if kind == "bearer":
+        return f"bearer:{_reference(table, text, key, kind_of='bearer:')}"
+    if kind in ("service-account", "authorized-user") and rest and rest.isprintable():
+        return f"{kind}:{path_at(table, key, rest)}"
+    # The message does not show the value: it may be a token.
+    raise table.error('write "adc", "service-account:PATH", "authorized-user:PATH" or "bearer:env:VARIABLE"', key)
+
+
+Login = partial(Text, pattern=rf"adc|(service-account|authorized-user):.+|bearer:({REFERENCE})", reads=_login)
+"""Who calls without a key: `adc`, `service-account:PATH`, `authorized-user:PATH` or `bearer:` and a reference."""
 
 
 def path_at(table: TomlTable, key: str, text: str) -> str:

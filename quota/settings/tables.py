@@ -337,13 +337,11 @@ def json_schema() -> str:
 # -- cost books: kinds of values ---------------------------------------------------------------------------------------
 
 
-class _Host(Text):
+def _host(table: TomlTable, name: str, key: str, index: int | None) -> str:
     """A host of the API."""
-
-    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
-        with table.blamed(key, index):
-            Hosts(value)
-        return value
+    with table.blamed(key, index):
+        Hosts(name)
+    return name
 
 
 class _JsonPointer(Text):
@@ -522,7 +520,7 @@ BOOK = Keys(
         "pools": Values(each=Table(keys=Keys({"marks": Texts(), "methods": Texts()})), names=Name()),
         "probe": Table(keys=Keys({"method": Text(required=True), "parameters": Table(empty=True)})),
         "monitoring": Table(keys=_MONITORING),
-        "hosts": Texts(each=_Host()),
+        "hosts": Texts(each=Text(reads=_host)),
         "key": Table(keys=Keys(dict.fromkeys(("header", "scheme", "query"), _HEADER))),
         "scopes": Texts(each=SCOPE),
         "routes": Table(empty=True),

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import date, datetime
@@ -215,12 +215,14 @@ class TomlTable:
 @dataclass(eq=False, repr=False, kw_only=True)
 class Text(Kind):
     """A text that is not empty. If it does not match `pattern`, the message is `says`, with the text for {text};
-    without `says`, a caller checks the pattern. Nothing shows a `secret`. With `blank`, an empty text reads as None."""
+    without `says`, `reads` checks it, and returns what the text means. Nothing shows a `secret`. With `blank`, an empty
+    text reads as None."""
 
     choices: tuple[str, ...] = ()
     pattern: str = ""
     says: str = ""
     secret: bool = False
+    reads: Callable[[TomlTable, str, str, int | None], Any] | None = None
     blank: bool = False
     of_type: type[Any] = str
     wanted: str = "a non-empty string"
@@ -232,23 +234,22 @@ class Text(Kind):
             table.check_choice(value, self.choices, key, f"{show(value)} is not allowed here")
         if self.says and not re.fullmatch(self.pattern, value):
             raise table.error(self.says.replace("{text}", show(value)), key, index)
-        return value
+        return value if self.reads is None else self.reads(table, value, key, index)
 
 
 Name = partial(Text, pattern=NAME, says="a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -")
 """A name that becomes part of a key in the ledger."""
 
 
-@dataclass(eq=False, repr=False)
-class Label(Text):
-    """A name that is stored with charges or shown with them."""
+def read_label(table: TomlTable, text: str, key: str, index: int | None = None) -> str:
+    """Raises ConfigError unless the text can be a Label."""
+    if not 1 <= len(text) <= 64 or not text.isprintable():
+        raise table.error(f"{show(text)}: a name has 1 to 64 printable characters", key, index)
+    return text
 
-    pattern: str = r"[^\u0000-\u001f\u007f]{1,64}"
 
-    def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
-        if not 1 <= len(value) <= 64 or not value.isprintable():
-            raise table.error(f"{show(value)}: a name has 1 to 64 printable characters", key, index)
-        return value
+Label = partial(Text, pattern=r"[^\u0000-\u001f\u007f]{1,64}", reads=read_label)
+"""A name that is stored with charges or shown with them."""
 
 
 @dataclass(eq=False, repr=False)
