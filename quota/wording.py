@@ -94,7 +94,9 @@ def status_parts(status: Status) -> Iterator[Part]:
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
             if edge_ms is not None:
                 yield Line(f"upstream resets {moment(edge_ms, zone)}, in {spell(edge_ms - status.at_ms)}")
-        yield from jobs_of(credential)
+        if credential.jobs:
+            yield _jobs(credential.jobs, credential.outlook.at_ms)
+        yield from stopped_jobs_of(credential)
         yield from notes_of(credential)
 
 
@@ -230,21 +232,15 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             yield Line(f"bucket {exhaustion.bucket} is closed{_closed(exhaustion).rest}", "bad")
 
 
-def jobs_of(credential: CredentialRow) -> Iterator[Part]:
-    """The jobs of a credential: who runs each job, its next tick, and whether a run could go on now."""
-    if credential.jobs:
-        yield _jobs(credential.jobs, credential.outlook.at_ms)
-    yield from stopped_jobs_of(credential)
-
-
 def jobs_alone(jobs: Sequence[JobRow], at_ms: int) -> Iterator[Part]:
-    """The same of jobs whose credentials are not known, because the ledger does not answer."""
+    """Jobs whose credentials are not known, because the ledger does not answer."""
     if jobs:
         yield _jobs(jobs, at_ms, "unknown")
     yield from _stopped(jobs)
 
 
 def _jobs(jobs: Sequence[JobRow], at_ms: int, nobody: str = "-") -> Table:
+    """Who runs each job, its next tick, and whether a run could go on now."""
     rows = []
     for job in jobs:
         runs_on = job.runs_on
