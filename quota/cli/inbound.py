@@ -87,20 +87,15 @@ def top(rule: str, limit: int, form: str, config: str | None) -> None:
     if chosen is None:
         raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [each.name for each in rules.rules])}")
     consumers = storage.top(chosen.policy, limit) if is_there(rules) else []
-    identities = [
-        {"name": name, "used": used, "limit": held.number, "window_ms": held.window_ms}
-        for name, used, held in consumers
-    ]
+    number, window_ms, _ = chosen.policy.longest
+    identities = [{"name": name, "used": used, "limit": number, "window_ms": window_ms} for name, used in consumers]
     if print_as(form, {"rule": chosen.name, "identities": identities}):
         return
     if consumers:
-        rows = [
-            (name, f"{used:,}", f"{held.number:,}", format_duration(held.window_ms)) for name, used, held in consumers
-        ]
+        rows = [(name, f"{used:,}", f"{number:,}", format_duration(window_ms)) for name, used in consumers]
         print_parts([Table(("identity", "used", "limit", "window"), rows, numbers=(1, 2))])
     else:
-        window = format_duration(chosen.policy.longest.window_ms)
-        say(f"rule {chosen.name} has counted no request since its window of {window} began")
+        say(f"rule {chosen.name} has counted no request since its window of {format_duration(window_ms)} began")
 
 
 @inbound.command(short_help="Change the salt of identity hashes (algorithms gcra, log).")

@@ -161,7 +161,6 @@ class Consumer(NamedTuple):
 
     name: str
     used: int
-    limit: Limit
 
 
 class Storage(Protocol):

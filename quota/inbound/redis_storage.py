@@ -174,7 +174,7 @@ class RedisStorage:
         if policy.algorithm == "gcra":
             at_ms = now_ms - number * limit.window_ms
             used = ((name, gcra_used(limit, free_at, at_ms)) for name, free_at in used)
-        consumers = (Consumer(name, units, limit) for name, units in used)
+        consumers = (Consumer(name, units) for name, units in used)
         return nlargest(count, consumers, key=lambda consumer: consumer.used)
 
     def _used(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:

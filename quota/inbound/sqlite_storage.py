@@ -248,9 +248,7 @@ class SqliteStorage:
             return nlargest(count, (used(name, state) for name, state in rows))
 
         largest = self._transact(work, write=False)
-        return [
-            Consumer((name % 2**64).to_bytes(names.NAME_BYTES, "big").hex(), units, limit) for units, name in largest
-        ]
+        return [Consumer((name % 2**64).to_bytes(names.NAME_BYTES, "big").hex(), units) for units, name in largest]
 
     def rotate(self) -> int:
         now_ms = self._clock()
