@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from quota.common.clock import elapsed_s
 from quota.deciding.losses import StillCountingError, put_back, restored
-from quota.deciding.project import Project
+from quota.deciding.project import BehindError, Project
 from quota.decision import COUNTING, SET_THE_CLOCK
 from quota.errors import LedgerError
 from quota.ledger.log import ANY, LEASE_MS, MAX_READ, all_between, in_pieces
@@ -85,15 +85,17 @@ def add(project: Project, entries_of_now: Callable[[], Sequence[Entry]]) -> Id |
             tried.update(entry.key for entry in entries[:1])
             first = project.reading.appended(entries)
             if first is None:
-                reply, _ = project.ask(project.request(mark, 0, entries, ANY))
+                try:
+                    reply, _ = project.ask(project.request(mark, 0, entries, ANY))
+                except BehindError:
+                    put_back(project)
+                    continue
                 first = reply.id or project.reading.appended(entries)
             if first is not None:
                 return first
             if reply.word == "READ":
                 return None
-            if reply.word == "BEHIND":
-                put_back(project)
-            elif reply.word == "CLOCK":
+            if reply.word == "CLOCK":
                 label = project.log.label
                 raise LedgerError(f"ledger {label}: its clock is an hour ahead of this machine's; {SET_THE_CLOCK}")
         raise StillCountingError

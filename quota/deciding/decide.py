@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from quota.common.clock import elapsed_s
 from quota.deciding.allowance import repay
-from quota.deciding.losses import MAX_LOSSES, StillCountingError, put_back
+from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import MAX_CLOCK_AHEAD_MS, BehindError, Project
 from quota.decision import Reason
-from quota.ledger.log import ANY, Reply, Room
+from quota.ledger.log import ANY, Room
 from quota.rules.calls import Checklist
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import Exhaustion, Facts, closing
@@ -74,7 +74,10 @@ def decide(project: Project, checklist: Checklist, charges: Sequence[Entry] = ()
     """
     try:
         repay(project, must=commit)
-        outcome = _decide(project, checklist, charges if commit else ())
+        if not project.reading.began:  # not counted: a busy machine takes long to connect
+            restored(project, partial(project.begin, checklist.views))
+        ends_s = elapsed_s() + COUNT_WITHIN_S
+        outcome = restored(project, partial(_decide, project, checklist, charges if commit else (), ends_s))
     except StillCountingError:
         project.keep()
         return Outcome("counting", project.now_ms())
@@ -85,14 +88,9 @@ def decide(project: Project, checklist: Checklist, charges: Sequence[Entry] = ()
     return outcome
 
 
-def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry]) -> Outcome:
-    if not project.reading.began:  # not counted: a busy machine takes long to connect
-        try:
-            project.begin(checklist.views)
-        except BehindError:
-            put_back(project)
-    ends_s = elapsed_s() + COUNT_WITHIN_S
-    all_read, losses, clock_tries, overtaken = False, 0, 0, 0
+def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry], ends_s: float) -> Outcome:
+    """Raises BehindError if the log lacks entries that this machine has read."""
+    all_read, clock_tries, overtaken = False, 0, 0
     while True:
         outcome = _compared(project, checklist, ends_s)  # steps 1 and 2
         first = project.reading.appended(charges)
@@ -105,16 +103,8 @@ def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry]) ->
         if overtaken >= ROOMS_AFTER and request.entries:
             request = request._replace(rooms=_rooms(checklist, outcome))
         if project.journal is not None and project.journal.is_late(request.epoch):
-            reply, used_units = Reply("BEHIND", request.now_ms, request.epoch), None
-        else:
-            reply, used_units = project.ask(request, checklist.views)  # step 3, or reads what step 4 needs
-        if reply.word == "BEHIND":
-            losses += 1
-            if losses > MAX_LOSSES:
-                raise StillCountingError
-            put_back(project)
-            all_read = False
-            continue
+            raise BehindError
+        reply, used_units = project.ask(request, checklist.views)  # step 3, or reads what step 4 needs
         first = reply.id or project.reading.appended(charges)
         if first is not None:
             if used_units is None:  # another thread noticed a loss meanwhile
@@ -136,10 +126,7 @@ def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
 
     while not isinstance(outcome := project.in_turn(step), Outcome):
         read = outcome  # not in turn, where other threads wait
-        try:
-            read()
-        except BehindError:
-            put_back(project)
+        read()
         if elapsed_s() > ends_s:
             raise StillCountingError
     return outcome

@@ -152,8 +152,8 @@ class Project(OfOneProcess):
 
     def ask(self, request: Append, views: Sequence[View] = ()) -> tuple[Reply, tuple[int, ...] | None]:
         """Send a request to the log, and take the entries of its answer. Also returns the units of these views then;
-        None after BEHIND, or if a total is missing. If the answer to an append is lost, this asks again with the same
-        key, so the log never has the charge twice. Raises LedgerError."""
+        None if a total is missing. If the answer to an append is lost, this asks again with the same key, so the log
+        never has the charge twice. Raises LedgerError and BehindError."""
         try:
             reply = self.log.append(self.name, request)
         except UnusableLedger:
@@ -163,7 +163,9 @@ class Project(OfOneProcess):
                 raise
             self.reading.pending[request.entries[0].key] = None
             reply = self.log.append(self.name, request)
-        if self.journal is not None and request.must and reply.word != "BEHIND":
+        if reply.word == "BEHIND":
+            raise BehindError
+        if self.journal is not None and request.must:
             self.journal.proved(request.epoch, request.must)
         return reply, self.in_turn(partial(self._hear, request, reply, views))
 
@@ -171,8 +173,6 @@ class Project(OfOneProcess):
         word, clock_ms, epoch, unseen, _, first = reply
         reading = self.reading
         reading.hear_clock(clock_ms, elapsed_ms(), went_back=word == "CLOCK")
-        if word == "BEHIND":
-            return None
         entries: Sequence[Entry] = unseen
         own: list[Entry] = []
         if first is not None and unseen and first <= unseen[-1].id:  # an earlier try appended them
@@ -220,12 +220,9 @@ class Project(OfOneProcess):
 
     def read_on(self) -> None:
         """Read all new entries of the log. Raises LedgerError and BehindError."""
-        while True:
-            reply, _ = self.ask(self.request(self.mark()))
-            if reply.word == "BEHIND":
-                raise BehindError
-            if reply.whole:
-                return
+        is_whole = False
+        while not is_whole:
+            is_whole = self.ask(self.request(self.mark()))[0].whole
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -347,10 +344,10 @@ class Project(OfOneProcess):
         if any(correction.id > total.head for correction in corrections.values()):
             request = self.request(self.reading.mark)
             reply = self.log.append(self.name, request)
-            self._hear(request, reply, ())
             if reply.word == "BEHIND":
                 self.reading.forget()
                 return
+            self._hear(request, reply, ())
             if reply.unseen:
                 return
             # Otherwise the correction has no entry: another try would change nothing.
