@@ -395,7 +395,7 @@ class Budget(OfOneProcess):
         for method, units, parts in calls:
             if units is not None and type(units) is not int:  # a key: True would find the checklist of 1
                 units = charge_units(units)
-            each.append(checklists.of_now((text(method, "method"), units, parts, job)))
+            each.append(checklists[text(method, "method"), units, parts, job])
         charges = charges_of(each, job, region, self._project.keys.next, reserved=reserved)
         if len(charges) > MAX_CHARGES:
             raise UsageError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -165,43 +165,42 @@ class Checklist:
         return tuple([NO_CAP if x.limit.shadow else units for x, units in zip(self.checks, caps, strict=True)])
 
 
-class Checklists(dict[CallKind, Checklist]):
-    """The checklists of a budget, by kind of call, each made on first use.
+@dataclass(eq=False)
+class Checklists:
+    """The checklists of a budget, by kind of call: `checklists[kind]` makes one, and keeps it.
 
-    `leave` has the units that each job leaves to others, by job and limit. `shown` are the limits for people: if each
-    job has its own of a limit, the limits of the jobs in `leave`. Raises UsageError (such as CostExceedsLimit) for a
-    call that can never be admitted.
+    `leave` has the units that each job leaves to others, by job and limit. Raises UsageError (such as CostExceedsLimit)
+    for a call that can never be admitted.
     """
 
-    def __init__(
-        self,
-        credential: str,
-        book: CostBook,
-        limits: tuple[Limit, ...],
-        leave: Mapping[str, Mapping[str, int]],
-        clock: Callable[[], int],
-    ) -> None:
-        super().__init__()
-        self._credential = credential
-        self._book = book
-        self._limits = limits
-        self.shown = of_jobs(limits, leave)
-        self.leave = leave
-        self._clock = clock
+    credential: str
+    book: CostBook
+    limits: tuple[Limit, ...]
+    leave: Mapping[str, Mapping[str, int]]
+    clock: Callable[[], int]
+    kept: dict[CallKind, Checklist] = field(default_factory=dict)
 
-    def __missing__(self, kind: CallKind) -> Checklist:
-        made = self.make(kind)
-        if len(self) < MAX_KEPT:
-            self[kind] = made
+    @cached_property
+    def shown(self) -> tuple[Limit, ...]:
+        """The limits for people: if each job has its own of a limit, the limits of the jobs in `leave`."""
+        return of_jobs(self.limits, self.leave)
+
+    def __getitem__(self, kind: CallKind) -> Checklist:
+        """The checklist of a kind of call, by the current price."""
+        made = self.kept.get(kind)
+        while made is None or not made.priced[0] <= self.clock() < made.priced[1]:
+            made = self.make(kind)
+            if kind in self.kept or len(self.kept) < MAX_KEPT:
+                self.kept[kind] = made
         return made
 
     def make(self, kind: CallKind) -> Checklist:
         """A new checklist, by the current price."""
         method, units, parts, job = kind
         check_name("job", job)
-        book, priced = self._book, ALWAYS
+        book, priced = self.book, ALWAYS
         if parts is None and (units is None or book.canonical(method) in book.methods):
-            price, priced = book.price_at(method, self._clock())
+            price, priced = book.price_at(method, self.clock())
             parts = price.parts
         if units is not None:
             first, *others = parts or (Part(book.main_bucket.name, units),)
@@ -229,7 +228,7 @@ class Checklists(dict[CallKind, Checklist]):
         for limit, cost_units in costs.items():
             leave_units = whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER)
             checks.append(Check(limit, cost_units, leave_units, cap(limit, leave_units, cost_units, None)))
-        closed_by = self._book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
+        closed_by = self.book.closed_by(method, *[part.bucket for part in parts]) if parts else ()
         return Checklist(
             method=method,
             parts=parts,
@@ -245,13 +244,13 @@ class Checklists(dict[CallKind, Checklist]):
     def least_reserved(self, method: str) -> int | None:
         """The units of the cheapest call of `method` now, before its request is known; None if they do not depend on
         the request. Raises UnknownMethod."""
-        price, _ = self._book.price_at(method, self._clock())
+        price, _ = self.book.price_at(method, self.clock())
         return price.least.units if price.reserved else None
 
     def of_a_look(self) -> Checklist:
         """The checklist of the cheapest call of the main bucket, in each bucket that all its calls spend. Each limit
         counts the least that it can count."""
-        book = self._book.at(self._clock())
+        book = self.book.at(self.clock())
         # `quota check` reports a smaller limit as an error; here it is full when used up.
         costs = {limit: min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.shown}
         return self.of("", book.least_parts(), costs, "")
@@ -270,14 +269,6 @@ class Checklists(dict[CallKind, Checklist]):
         self._check_fits(made, len(checklists))
         return made
 
-    def of_now(self, kind: CallKind) -> Checklist:
-        """The checklist of a kind of call, by the current price."""
-        checklist = self[kind]
-        if checklist.priced == ALWAYS or checklist.priced[0] <= self._clock() < checklist.priced[1]:
-            return checklist
-        self.pop(kind, None)
-        return self[kind]
-
     def of_former(
         self, method: str, units: int, job: str, calls: int, costs: Mapping[str, int], closed: str | None
     ) -> Checklist:
@@ -285,7 +276,7 @@ class Checklists(dict[CallKind, Checklist]):
         `units`, and in each limit that counted any of them `costs`, by name; a limit that is not among these counts
         them as one call of the first method. A bucket may have been `closed` to one of them."""
         verb, _, rest = method.partition(" ")
-        parts = self._book.default_price(verb).parts if rest == "**" else None  # a request that no route named
+        parts = self.book.default_price(verb).parts if rest == "**" else None  # a request that no route named
         first = self.make((method, 1, parts, job))
         costs = {**{check.limit.name: check.limit.view.selector.cost(units) for check in first.checks}, **costs}
         parts = (first.parts[0]._replace(units=units), *first.parts[1:])
@@ -298,7 +289,7 @@ class Checklists(dict[CallKind, Checklist]):
 
     def limits_of(self, job: str) -> tuple[Limit, ...]:
         """The limits that can count a job's calls. If each job has its own of a limit, the job's own."""
-        return of_jobs(self._limits, (job,))
+        return of_jobs(self.limits, (job,))
 
     def _check_fits(self, checklist: Checklist, calls: int) -> None:
         """Raises CostExceedsLimit if these calls can never be admitted."""
@@ -310,7 +301,7 @@ class Checklists(dict[CallKind, Checklist]):
                 left = f" after leaving {leave_units:,}" if leave_units else ""
                 raise CostExceedsLimit(
                     f"{what} {many(cost_units, limit.view.selector.noun)} and limit {limit.name!r} of credential "
-                    f"{self._credential!r} holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
+                    f"{self.credential!r} holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
                 )
 
 

@@ -281,7 +281,7 @@ def test_a_checklist_is_kept_for_the_next_call_of_its_kind_up_to_so_many() -> No
     assert all(made["items.list", units, None, ""] is checklist for units, checklist in enumerate(kept, 1))
     further = made["items.list", MAX_KEPT + 1, None, ""]
     assert made["items.list", MAX_KEPT + 1, None, ""] is not further
-    assert len(made) == MAX_KEPT
+    assert len(made.kept) == MAX_KEPT
 
 
 def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
@@ -289,16 +289,16 @@ def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
     now_ms = MIDNIGHT
     made = Checklists("main", BOOK, (limit(),), {}, lambda: now_ms)
     kind = "items.insert", None, None, "job"
-    before = made.of_now(kind)
+    before = made[kind]
     assert (before.units, before.priced) == (50, (0, NEXT_MIDNIGHT))
     now_ms = NEXT_MIDNIGHT - 1
-    assert made.of_now(kind) is before
+    assert made[kind] is before
     now_ms = NEXT_MIDNIGHT
-    after = made.of_now(kind)
+    after = made[kind]
     assert (after.units, made.least_reserved("items.insert"), after.priced) == (60, 60, (NEXT_MIDNIGHT, NEVER))
-    assert made.of_now(kind) is after
+    assert made[kind] is after
     now_ms = NEXT_MIDNIGHT - 1
-    assert (made.of_now(kind).units, made.least_reserved("items.insert")) == (50, None), "the clock went back"
+    assert (made[kind].units, made.least_reserved("items.insert")) == (50, None), "the clock went back"
 
 
 def test_each_call_is_charged_under_a_key_of_its_own_and_each_further_bucket_under_that_and_a_number() -> None:
