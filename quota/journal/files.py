@@ -214,8 +214,10 @@ class DayFiles:
         elif (prevented := obstacle(self.path("lock"))) is not None:
             raise OSError(errno.ENOTDIR, prevented[0], self.folder)
 
-    def lines(self, name: str, start: int, end: int) -> Iterator[list[bytes]]:
-        """The lines of a file between two bytes, in pieces; none if the file is gone."""
+    def records(self, name: str, start: int, end: int, other_than: str | None = None) -> Iterator[Record]:
+        """The records of a file between two bytes, or only those of epochs `other_than` this one; none if the file is
+        gone."""
+        epoch = None if other_than is None else f"{other_than}\t".encode(errors=SPELLING)
         with suppress(FileNotFoundError), os.fdopen(open_alone(self.path(name), os.O_RDONLY), "rb") as file:
             file.seek(start)
             torn = b""
@@ -224,19 +226,9 @@ class DayFiles:
                 *lines, torn = (torn + data).split(b"\n")
                 if len(torn) > CHUNK_BYTES:
                     torn = b""
-                yield lines
-            yield [torn]
-
-    def has_another(self, name: str, start: int, end: int, epoch: str) -> bool:
-        """Whether an entry of another epoch is between these bytes."""
-        beginning = f"{epoch}\t".encode(errors=SPELLING)
-        for lines in self.lines(name, start, end):
-            for line in lines:
-                if line and not line.startswith(beginning):
-                    record = read_record(line)
-                    if record is not None and record.text and record.epoch != epoch:
-                        return True
-        return False
+                others = [line for line in lines if epoch is None or not line.startswith(epoch)]
+                yield from filter(None, map(read_record, others))
+            yield from filter(None, [read_record(torn)])
 
     def ends(self) -> dict[str, int]:
         """The end of the last whole line of each file."""
@@ -262,8 +254,7 @@ class DayFiles:
                 ends_ms = _end_ms(name) if name < self.name else status.st_mtime_ns // 1_000_000
                 if name == self.name or ends_ms > before_ms:
                     continue
-                pieces = self.lines(name, max(0, status.st_size - CHUNK_BYTES), status.st_size)
-                records = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
+                records = [*self.records(name, max(0, status.st_size - CHUNK_BYTES), status.st_size)]
                 if not records or not before_ms < records[-1].id[0] <= self._clock() + DAY_MS:
                     os.unlink(path)
 

@@ -152,8 +152,7 @@ class Journal(OfOneProcess):
         for own in os.scandir(self._upstream):
             files = DayFiles(own.path, self._clock)
             name, end = max(files.ends().items(), default=("", 0)) if own.is_dir() else ("", 0)
-            pieces = files.lines(name, max(0, end - TAIL_BYTES), end) if name else ()
-            noted = [record for lines in pieces for line in lines if (record := read_record(line)) is not None]
+            noted = [*files.records(name, max(0, end - TAIL_BYTES), end)] if name else []
             if noted:
                 last[own.name] = (noted[-1].epoch, noted[-1].id)
         return last
@@ -229,10 +228,9 @@ class Journal(OfOneProcess):
         for name, end in self.position().items():
             if name:
                 try:
-                    for lines in self._files.lines(name, _start(since, name, end), end):
-                        for record in map(read_record, lines):
-                            if record is not None and record.text:
-                                yield record.epoch, unpacked(record.id, record.text)
+                    for record in self._files.records(name, _start(since, name, end), end):
+                        if record.text:
+                            yield record.epoch, unpacked(record.id, record.text)
                 except OSError as error:
                     self._fail(error)
         with self._lock:
@@ -248,8 +246,9 @@ class Journal(OfOneProcess):
             compared = notes.compared if notes.epoch == epoch else {}
             starts = {name: _start(compared, name, end) for name, end in ends.items() if name}
             has_others = any(noted != epoch for noted, _ in self._remembered_since(compared))
+            others = (self._files.records(name, at, ends[name], other_than=epoch) for name, at in starts.items())
             try:
-                has_others |= any(self._files.has_another(name, at, ends[name], epoch) for name, at in starts.items())
+                has_others |= any(record.text and record.epoch != epoch for records in others for record in records)
             except OSError as error:
                 self._fail(error)
                 return has_others
@@ -414,12 +413,10 @@ class Journal(OfOneProcess):
             self._confirmed.clear()
             self._noted.add("")
         whole, newline, _ = os.pread(file.fd, size - at, at).rpartition(b"\n")
-        for line in filter(None, whole.split(b"\n")):
-            record = read_record(line)
-            if record is not None:
-                self._note_newest(record.epoch, record.id)
-                self._confirmed.add(record.epoch)
-                self._noted.add(record.epoch)
+        for record in filter(None, map(read_record, whole.split(b"\n"))):
+            self._note_newest(record.epoch, record.id)
+            self._confirmed.add(record.epoch)
+            self._noted.add(record.epoch)
         self._followed = (file, at + len(whole) + len(newline), size)
 
     def _search_back(self, files: DayFiles, epoch: str) -> None:
@@ -428,11 +425,9 @@ class Journal(OfOneProcess):
         for name, end in reversed(files.ends().items()):
             start = max(0, end - left)
             left -= end - start
-            for lines in files.lines(name, start, end):
-                for record in map(read_record, lines):
-                    if record is not None:
-                        self._note_newest(record.epoch, record.id)
-                        self._confirmed.add(record.epoch)
+            for record in files.records(name, start, end):
+                self._note_newest(record.epoch, record.id)
+                self._confirmed.add(record.epoch)
             if epoch in self._confirmed or left <= 0:
                 break
         self._confirmed.add(epoch)
