@@ -16,7 +16,7 @@ from quota.deciding.decide import Outcome
 from quota.deciding.project import Project
 from quota.decision import COUNTING, Decision, LimitState, Reason, both_clocks, enforced
 from quota.errors import LedgerError
-from quota.rules.calls import NO_CAP, Checklist, Checklists, cap
+from quota.rules.calls import Checklist, Checklists, cap
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import LimitAtCall, retry_at
 from quota.terms.limits import Calendar
@@ -71,12 +71,9 @@ class Answers:
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
         """The state of each limit at a decision."""
-        caps, granted = outcome.caps, outcome.facts.granted(outcome.now_ms)
-        if checklist.shadow:
-            caps = checklist.caps_at(outcome.now_ms, granted)
-        states = []
+        granted, states = outcome.facts.granted(outcome.now_ms), []
         # A decision that compared nothing has no numbers.
-        each = zip(checklist.checks, outcome.used_units, caps, strict=False)
+        each = zip(checklist.checks, outcome.used_units, outcome.caps, strict=False)
         for (limit, cost_units, leave_units, _), used_units, cap_units in each:
             noun, left_units = limit.view.selector.noun, max(0, cap_units - used_units)
             state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, noun=noun)
@@ -156,10 +153,8 @@ class Answers:
         most = checklist.caps_at(None, facts.granted(outcome.now_ms))
         each = zip(checklist.checks, most, outcome.caps, outcome.used_units, strict=True)
         for (limit, cost_units, _, ungranted_units), most_units, cap_units, used_units in each:
-            if limit.shadow:
-                states.append(LimitAtCall(replace(limit, paced=False), NO_CAP, cost_units, used_units, refuses=False))
-                continue
-            refuses = cost_units > 0 and used_units + cost_units > cap_units
+            limit = replace(limit, paced=False) if limit.shadow else limit  # it delays nothing
+            refuses = not limit.shadow and cost_units > 0 and used_units + cost_units > cap_units
             state = LimitAtCall(limit, most_units, cost_units, used_units, refuses)
             if most_units < ungranted_units:
                 buckets = limit.view.selector.buckets

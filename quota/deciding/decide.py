@@ -167,12 +167,15 @@ def _compare(project: Project, checklist: Checklist, now_ms: int) -> Outcome:
 
 
 def room_of(checklist: Checklist, caps: Sequence[int], used_units: Sequence[int]) -> int:
-    """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit."""
-    each = zip(checklist.costs, caps, used_units, strict=True)
-    return min([cap - used - cost for cost, cap, used in each if cost], default=ANY - 1)  # ANY would overlook facts
+    """How many units others may take meanwhile without changing the decision; below 0: the calls do not fit. A shadow
+    limit refuses nothing."""
+    each = zip(checklist.checks, caps, used_units, strict=True)
+    rooms = [cap - used - check.cost_units for check, cap, used in each if check.cost_units and not check.limit.shadow]
+    return min(rooms, default=ANY - 1)  # ANY would overlook facts
 
 
 def _rooms(checklist: Checklist, outcome: Outcome) -> list[Room]:
-    """The room of each limit."""
-    each = zip(checklist.views, outcome.caps, outcome.used_units, checklist.costs, strict=True)
-    return [Room(view.selector, cap - used - cost) for view, cap, used, cost in each]
+    """The room of each limit that may refuse."""
+    each = zip(checklist.checks, outcome.caps, outcome.used_units, strict=True)
+    refusing = [(check, cap - used) for check, cap, used in each if not check.limit.shadow]
+    return [Room(check.limit.view.selector, left - check.cost_units) for check, left in refusing]

@@ -31,9 +31,6 @@ MAX_KEPT = 1_000
 CONFIRM_MS = DAY_MS
 """An unchanged grant is written again when it is this old."""
 
-NO_CAP = MAX_NUMBER
-"""The cap that a decision compares a shadow limit with, so that it never refuses. The answer shows its own cap."""
-
 ALWAYS = (0, NEVER)
 """The times of a price that never changes."""
 
@@ -156,13 +153,8 @@ class Checklist:
         return tuple([cap(limit, leave, cost, now_ms, granted) for limit, cost, leave, _ in self.checks])
 
     def caps_compared(self, facts: Facts, now_ms: int) -> tuple[int, ...]:
-        """The most that each limit may hold at a time. A shadow limit has no bound."""
-        caps = self.caps
-        if self.paced or facts.grants:
-            caps = self.caps_at(now_ms, facts.granted(now_ms))
-        if not self.shadow:
-            return caps
-        return tuple([NO_CAP if x.limit.shadow else units for x, units in zip(self.checks, caps, strict=True)])
+        """The most that each limit may hold at a time."""
+        return self.caps_at(now_ms, facts.granted(now_ms)) if self.paced or facts.grants else self.caps
 
 
 @dataclass(eq=False)
