@@ -14,7 +14,7 @@ from math import inf
 from threading import RLock
 from typing import Any, TypeVar
 
-from quota.common.clock import NEVER, UNKNOWN_UPTIME, SinceBoot, elapsed_s, host_clock, rfc3339, since_boot
+from quota.common.clock import UNKNOWN_UPTIME, SinceBoot, elapsed_s, host_clock, rfc3339, since_boot
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import listed
@@ -26,12 +26,15 @@ from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Re
 from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
 from quota.rules.entry import START, Entry, Id, Others, ids_of_calls, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
-from quota.rules.reading import WALL_SLACK_MS, Mark, Reading
+from quota.rules.reading import Mark, Reading
 from quota.rules.total import RunningTotal, Wanted
 from quota.terms.arguments import whole_clock
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, SLACK_MS, View
 
 T = TypeVar("T")
+
+WALL_SLACK_MS = 5_000
+"""A decision uses the ledger's clock, but at most the caller's clock plus this."""
 
 MAX_CLOCK_AHEAD_MS = HOUR_MS
 """How far the ledger's clock may be ahead of this machine's."""
@@ -110,9 +113,7 @@ class Project(OfOneProcess):
 
     def now_ms(self) -> int:
         """The time by which this process decides."""
-        if self._clock is not None:
-            return min(self._clock(), self.wall() + WALL_SLACK_MS)
-        return self.reading.now_ms(elapsed_ms(), self.wall())
+        return min(self._ledgers_ms(), self.wall() + WALL_SLACK_MS)
 
     def since_boot(self) -> SinceBoot:
         """The time since the machine's start; unknown if the caller's clock is not the host's."""
@@ -125,7 +126,7 @@ class Project(OfOneProcess):
 
     def _ledgers_ms(self) -> int:
         """A lower bound of the ledger's clock."""
-        return self.reading.now_ms(elapsed_ms(), NEVER) if self._clock is None else self._clock()
+        return self.reading.clock_ms(elapsed_ms()) if self._clock is None else self._clock()
 
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:
         """A request after this mark, decided at `now_ms`. Without charges it only reads."""
@@ -399,8 +400,8 @@ class Project(OfOneProcess):
         """The time of the newest entry if a wrong clock dated it ahead, else 0. Logs that once, until it is
         repaired."""
         newest_ms = self.reading.seen[0]
-        is_ahead = newest_ms > now_ms + SLACK_MS  # and of the ledger's clock: this machine's may be behind
-        is_ahead = is_ahead and newest_ms > self.reading.now_ms(elapsed_ms(), newest_ms) + SLACK_MS
+        # Also of the ledger's clock: this machine's may be behind.
+        is_ahead = newest_ms > now_ms + SLACK_MS and newest_ms > self._ledgers_ms() + SLACK_MS
         if is_ahead and not self._is_ahead:
             what = "a wrong clock dated charges in the future, where they count longer"
             times = {"newest": rfc3339(newest_ms), "now": rfc3339(now_ms)}

@@ -21,9 +21,6 @@ from quota.terms.limits import View
 MAX_TOTALS = 1_000
 """The most totals of a process: each job may have its own limits."""
 
-WALL_SLACK_MS = 5_000
-"""A decision uses the ledger's clock, but at most the caller's clock plus this."""
-
 
 class Mark(NamedTuple):
     """How far a process has read: the log, and the last entry."""
@@ -66,13 +63,12 @@ class Reading:
 
     def hear_clock(self, clock_ms: int, elapsed_ms: int, *, went_back: bool = False) -> None:
         """Take the ledger's clock from an answer. It lowers the bound only if the clock `went_back`."""
-        if went_back or clock_ms > self._clock_ms + elapsed_ms - self._clock_at_ms:
+        if went_back or clock_ms > self.clock_ms(elapsed_ms):
             self._clock_ms, self._clock_at_ms = clock_ms, elapsed_ms + 1  # that millisecond has begun
 
-    def now_ms(self, elapsed_ms: int, wall_ms: int) -> int:
-        """The time of a decision: the lower bound of the ledger's clock, or the caller's clock plus its slack if that
-        is earlier."""
-        return min(self._clock_ms + elapsed_ms - self._clock_at_ms, wall_ms + WALL_SLACK_MS)
+    def clock_ms(self, elapsed_ms: int) -> int:
+        """The lower bound of the ledger's clock."""
+        return self._clock_ms + elapsed_ms - self._clock_at_ms
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
