@@ -278,11 +278,8 @@ class Project(OfOneProcess):
         """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.
         Raises LedgerError."""
         stored = beginning.state.get(FACTS, "")
-        noted = "" if self.journal is None else self.journal.notes().facts
-        if noted in ("", stored):
-            return stored
         facts = Facts.read(stored)
-        whole = union(facts, Facts.read(noted).happened(max(beginning.clock_ms, self.wall())))
+        whole = union(facts, self._noted_facts(max(beginning.clock_ms, self.wall())))
         if whole == facts:
             return stored
         before, after = self.state.unite(whole)
@@ -367,16 +364,17 @@ class Project(OfOneProcess):
         try:
             return self.state.exhaust(exhaustion)
         except LedgerError:
-            if self.journal is not None:
-                noted = Facts.read(self.journal.notes().facts)
-                self._note_facts(exhaust(noted, exhaustion, self.wall()).text())
+            self._note_facts(exhaust(self._noted_facts(self.wall()), exhaustion, self.wall()).text())
             raise
 
     def noted_closing(self, buckets: Sequence[str]) -> Exhaustion | None:
         """The exhaustion of one of these buckets that this machine has noted, for while the ledger does not answer."""
         now_ms = self.wall()
-        noted = Facts() if self.journal is None else Facts.read(self.journal.notes().facts).happened(now_ms)
-        return closing(noted, buckets, now_ms, self.jitter_ms)
+        return closing(self._noted_facts(now_ms), buckets, now_ms, self.jitter_ms)
+
+    def _noted_facts(self, now_ms: int) -> Facts:
+        """The facts that this machine has noted, without facts of the future."""
+        return Facts() if self.journal is None else Facts.read(self.journal.notes().facts).happened(now_ms)
 
     def _note_facts(self, text: str) -> None:
         if self.journal is not None and text:
