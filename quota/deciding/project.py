@@ -422,28 +422,23 @@ class Project(OfOneProcess):
         """A number about leaving entries, which may need the log. Raises LedgerError, also if the view's total is gone:
         another thread reads the log anew."""
 
-        def step() -> tuple[bool, int | None]:
+        def step() -> int | Callable[[], None] | None:
             total = self.reading.totals.get(view)
-            if total is None:
-                is_whole = False
-            elif total.head < self.reading.seen:
-                wanted = Wanted(total.head, self.reading.seen, MAX_READ)
-                entries = self.log.read(self.name, *wanted)
-                is_whole = self.reading.take_behind(self.reading.epoch, wanted, entries)
-            else:
-                answer, leaving = number(total), total.wants_leaving()
-                if answer is not None or leaving is None:
-                    return True, answer
-                self.read_leaving(total, leaving)
-                is_whole = self.reading.began
-            if not is_whole:
-                raise LedgerError(f"ledger {self.log.label}: {COUNTING}")
-            return False, None
+            if total is None or not self.reading.began:
+                raise BehindError
+            if total.head < self.reading.seen:
+                return partial(self.read_behind, total.head)
+            answer, leaving = number(total), total.wants_leaving()
+            if answer is None and leaving is not None:
+                return partial(self.in_turn, partial(self.read_leaving, total, leaving))
+            return answer
 
-        while True:
-            done, answer = self.in_turn(step)
-            if done:
-                return answer
+        try:
+            while callable(answer := self.in_turn(step)):
+                answer()
+        except BehindError:
+            raise LedgerError(f"ledger {self.log.label}: {COUNTING}") from None
+        return answer
 
     def others(self, view: View) -> list[Others]:
         """The units in a view that only upstream has counted."""
