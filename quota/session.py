@@ -25,7 +25,7 @@ from quota.errors import ConfigError, QuotaError, SessionClosedError, UnusableLe
 from quota.journal.journal import Journal, left_behind
 from quota.ledger.factory import Identity, open_ledger
 from quota.ledger.log import Log
-from quota.ledger.state import API, check_usable
+from quota.ledger.state import begin
 from quota.settings.load import given_settings, load_settings
 from quota.settings.model import CredentialSettings, Settings, make_state_folder, state_folder
 from quota.settings.references import read_key
@@ -405,7 +405,7 @@ def ledger_trouble(session: Session) -> str | None:
         return None
     try:
         for project, api in sorted({(each.project, each.book.api) for each in session.settings.credentials.values()}):
-            check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
+            begin(session.ledger, project, api=api)
             if session.ledger.unwritable(project):
                 return "the ledger accepts no charges"
     except UnusableLedger:

@@ -33,7 +33,7 @@ from quota.ledger.factory import backend_of
 from quota.ledger.log import MAX_READ
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
-from quota.ledger.state import API, check_usable
+from quota.ledger.state import begin
 from quota.reports.status import allowances
 from quota.rules.entry import just_before
 from quota.rules.facts import merged
@@ -216,7 +216,7 @@ def ask_ledger(session: Session) -> list[Finding]:
     unwritable = ""
     try:
         for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
-            check_usable(session.ledger.label, project, api, session.ledger.begin(project, (), (API,)))
+            begin(session.ledger, project, api=api)
             unwritable = unwritable or session.ledger.unwritable(project)
         findings = [*_in_other_buckets(session)]
     except ConfigError:  # `lint` reports it

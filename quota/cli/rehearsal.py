@@ -27,11 +27,11 @@ from quota.common.clock import host_clock
 from quota.common.hosts import is_loopback
 from quota.common.text import show
 from quota.deciding.allowance import try_to_repay
-from quota.deciding.history import begin, entries, hand_in
+from quota.deciding.history import entries, hand_in
 from quota.deciding.project import Project
 from quota.errors import ConfigError, QuotaError
 from quota.ledger.log import EPOCH, Log
-from quota.ledger.state import check_usable
+from quota.ledger.state import begin
 from quota.rules.entry import START
 from quota.session import Session, projects_of
 from quota.settings.model import Settings
@@ -72,8 +72,9 @@ def copied(session: Session, clock: Callable[[], int] | None = None, *, store: b
     credentials = projects_of(session)
     for credential in credentials.values():
         project = session.project(credential.name)
+        journal = project.journal
         try_to_repay(project)
-        if project.journal is not None and project.journal.exists and project.is_behind(begin(project)):
+        if journal is not None and journal.exists and project.is_behind(begin(project.log, project.name)):
             hand_in(project)
     with (
         temporary_folder("rehearsal") as temporary,
@@ -138,8 +139,7 @@ def _copy(session: Session, log: Log, project: str) -> None:
     source = session.ledger
     log.label = f"copy of {source.label}"
     names = [name for name in source.names(project) if name != EPOCH]
-    beginning = source.begin(project, (), names)
-    check_usable(source.label, project, "", beginning)
+    beginning = begin(source, project, names)
     _, fence = log.fence(project, "", "rehearsal")
     log.replace(project, fence, START, list(entries(Project(source, project), beginning.trimmed)), fence)
     log.change(project, {EPOCH: fence}, {EPOCH: "rehearsal", **{name: beginning.state[name] for name in names}})

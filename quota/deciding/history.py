@@ -4,7 +4,6 @@ hand_in            brings the log up to date with what this machine drew and rea
 entries            all entries after an id
 charges            the charges since a time, each with its current units
 sums               the sums of all charges ever, by method and job
-begin              where the log begins and ends, unless it has moved
 whole_since_ms     the time since when nothing is missing
 """
 
@@ -17,8 +16,8 @@ from quota.deciding.allowance import try_to_repay
 from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import Project
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS, Moment
-from quota.ledger.state import check_usable
+from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS
+from quota.ledger.state import begin
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
 from quota.terms.limits import DAY_MS
@@ -29,13 +28,6 @@ def charges(project: Project, since_ms: int = 0) -> list[Spent]:
     drew, and puts back what the ledger lost. Raises LedgerError."""
     hand_in(project)
     return spent(entries(project, just_before(since_ms)))
-
-
-def begin(project: Project) -> Moment:
-    """Where the log begins and ends. Raises UnusableLedger if it has moved: its history goes on in the new ledger."""
-    beginning = project.log.begin(project.name)
-    check_usable(project.log.label, project.name, "", beginning)
-    return beginning
 
 
 def hand_in(project: Project) -> None:
@@ -55,7 +47,7 @@ def entries(project: Project, after: Id = START) -> Iterator[Entry]:
         is_past = after < trimmed
         piece = log.past(name, after, trimmed, MAX_READ) if is_past else log.read(name, after, END, MAX_READ)
         if not is_past:
-            trimmed = begin(project).trimmed
+            trimmed = begin(log, name).trimmed
             if after < trimmed:
                 continue  # the next entries are in the past now
         yield from piece
@@ -89,7 +81,7 @@ def sums(project: Project) -> Sequence[ChargedSum]:
 def whole_since_ms(project: Project) -> int:
     """The time since when the history is complete; 0: it has everything. Raises LedgerError."""
     log, name = project.log, project.name
-    beginning = begin(project)
+    beginning = begin(log, name)
     if beginning.trimmed == START:
         return 0
     oldest = log.past(name, START, beginning.trimmed, 1)

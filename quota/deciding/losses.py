@@ -26,7 +26,7 @@ from quota.deciding.project import BehindError, Project
 from quota.errors import LedgerError
 from quota.journal.journal import Journal
 from quota.ledger.log import LEASE_MS, Moment, all_between, fence_is_over, is_fence
-from quota.ledger.state import API, LONGEST, check_usable, longest_of
+from quota.ledger.state import LONGEST, begin, longest_of
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import FACTS, Facts, Loss
 from quota.rules.total import total_of
@@ -87,8 +87,7 @@ def put_back(project: Project) -> None:
 def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> bool:
     """One try of `put_back`, with a journal under its lock; False if the log was changed meanwhile."""
     while True:  # until no other owner's fence stands
-        beginning = project.log.begin(project.name, (), (FACTS, API, LONGEST))
-        check_usable(project.log.label, project.name, project.api, beginning)
+        beginning = begin(project.log, project.name, (FACTS, LONGEST), project.api)
         if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
             break
         if elapsed_s() > ends_s:
@@ -137,7 +136,7 @@ def _put_back_lost(project: Project, journal: Journal, beginning: Moment) -> boo
             _tell(project, journal, told, beginning.clock_ms)
     journal.note(ledger=log.label)
     # Others may have changed the facts before the fence.
-    facts = Facts.read(project.whole_facts(log.begin(name, (), (FACTS,))))
+    facts = Facts.read(project.whole_facts(log.begin(name, (FACTS,))))
     _note(journal, epoch, have, {(entry.key, entry.id) for entry in seen})
     journal.compared(epoch, position)
     project.in_turn(partial(_read_anew, project, epoch, have, beginning.trimmed, facts))

@@ -78,7 +78,7 @@ def plan_move(old: Log, new: Log, projects: Sequence[str]) -> list[Step]:
 
 
 def _kind(old: Log, new: Log, project: str) -> Kind:
-    source, target = (log.begin(project, (), (API,)) for log in (old, new))
+    source, target = (log.begin(project, (API,)) for log in (old, new))
     check_api(new.label, project, source.state.get(API, ""), target.state)
     ours, theirs = source.epoch, target.epoch
     moves_back = theirs == SEAL + old.label

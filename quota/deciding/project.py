@@ -23,7 +23,7 @@ from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
 from quota.ledger.log import MAX_READ, MAX_UNSEEN, VIEW, Append, Log, Moment, Reply, is_fence, is_seal, seq_of
-from quota.ledger.state import API, LONGEST, State, check_api, check_usable, longest_of
+from quota.ledger.state import API, LONGEST, State, begin, check_api, longest_of
 from quota.rules.entry import START, Entry, Id, Others, ids_of_calls, just_before
 from quota.rules.facts import FACTS, Exhaustion, Facts, closing, exhaust, union
 from quota.rules.reading import Mark, Reading
@@ -238,10 +238,9 @@ class Project(OfOneProcess):
 
     def begin(self, views: Sequence[View]) -> None:
         """Begin to read the log, with the kept totals of these views. Raises LedgerError and BehindError."""
-        names = [view.name for view in views]
-        beginning = self.log.begin(self.name, names, (FACTS, LONGEST, API))
+        kept = [VIEW + view.name for view in views]
+        beginning = begin(self.log, self.name, (*kept, FACTS, LONGEST), self.api)
         epoch, journal = beginning.epoch, self.journal
-        check_usable(self.log.label, self.name, self.api, beginning)
         if is_fence(epoch) or self.is_behind(beginning):
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
             raise BehindError
@@ -306,7 +305,7 @@ class Project(OfOneProcess):
 
     def open(self, views: Sequence[View]) -> None:
         """Begin the totals of more views. Raises LedgerError and BehindError."""
-        beginning = self.log.begin(self.name, [view.name for view in views], ())
+        beginning = self.log.begin(self.name, [VIEW + view.name for view in views])
         if beginning.epoch != self.reading.epoch:
             raise BehindError
         if beginning.tip > self.reading.seen:

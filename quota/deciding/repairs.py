@@ -18,7 +18,7 @@ from quota.deciding.fence import Fence, given_back
 from quota.decision import SET_THE_CLOCK, both_clocks
 from quota.errors import QuotaError
 from quota.ledger.log import Log, all_entries
-from quota.ledger.state import LONGEST, check_usable, longest_of
+from quota.ledger.state import LONGEST, begin, longest_of
 from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, just_before
 from quota.rules.facts import FACTS, Facts
@@ -52,8 +52,7 @@ class Ahead(NamedTuple):
 
 def ahead(log: Log, project: str) -> Ahead:
     """Count what a repair would change now. Raises LedgerError."""
-    beginning = log.begin(project, (), (FACTS,))
-    check_usable(log.label, project, "", beginning)
+    beginning = begin(log, project, (FACTS,))
     now_ms, facts = beginning.clock_ms, Facts.read(beginning.state.get(FACTS, ""))
     charges = spent(all_entries(log, project, (now_ms, END[1])))  # a clock further ahead moved some to the past
     return Ahead(
@@ -81,7 +80,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
     with given_back(fence):
         fence.take()
         with fence.renewed():
-            beginning = log.begin(project, (), (FACTS, LONGEST, SUMS))
+            beginning = log.begin(project, (FACTS, LONGEST, SUMS))
             now_ms, state = beginning.clock_ms, beginning.state
             trimmed = min(beginning.trimmed, just_before(now_ms - longest_of(state) - SLACK_MS))
             before = all_entries(log, project, trimmed)

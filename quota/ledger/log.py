@@ -172,16 +172,15 @@ class Log(ABC):
         nothing."""
         return ""
 
-    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Moment:
-        """Read what a process needs at its start: fields of the state, and kept views (as fields `view:NAME`), without
-        those of this epoch whose last entry the log lacks: their process had read another copy."""
-        kept = [VIEW + name for name in views]
-        moment = self.change(project, dict.fromkeys([*kept, *fields]), {})
+    def begin(self, project: str, fields: Sequence[str] = ()) -> Moment:
+        """Read fields of the state, without kept views (`view:NAME`) of this epoch whose last entry the log lacks:
+        their process had read another copy."""
+        moment = self.change(project, dict.fromkeys(fields), {})
         reading = Append(moment.epoch, max(moment.tip, moment.trimmed))
-        heads = dict.fromkeys(kept, START)
-        for name in kept:  # see `quota.rules.total.RunningTotal.kept`
+        heads = {}
+        for name in filter(lambda name: name.startswith(VIEW), moment.state):  # see `RunningTotal.kept`
             with suppress(ValueError):
-                of_epoch, _, _, head_text, _ = moment.state.get(name, "").split(" ", 4)
+                of_epoch, _, _, head_text, _ = moment.state[name].split(" ", 4)
                 heads[name] = read_id(head_text) if of_epoch == moment.epoch else START
         lacking = set()
         for head in {*heads.values()} - {START, moment.tip}:

@@ -122,8 +122,8 @@ class RedisLog(OfOneProcess, Log):
 
     # -- reading and appending ---------------------------------------------------------------------------------------
 
-    def begin(self, project: str, views: Sequence[str] = (), fields: Sequence[str] = ()) -> Moment:
-        beginning = super().begin(project, views, fields)
+    def begin(self, project: str, fields: Sequence[str] = ()) -> Moment:
+        beginning = super().begin(project, fields)
         if not beginning.epoch and int(self._command("EXISTS", f"quota:{{{project}}}:state")):
             raise UnusableLedger(
                 f"ledger {self.label} was written by an older quota-ledger, whose charges this one cannot read; give "

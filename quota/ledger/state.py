@@ -77,7 +77,7 @@ def change(
     began_s, is_lost = elapsed_s(), False
     stands = _read(log, project, names)
     for _ in range(MAX_CHANGES):
-        check_usable(log.label, project, "", stands)
+        _check_usable(log, project, "", stands)
         fields = {name: stands.state[name] for name in names if name in stands.state}
         answer, becomes = rule(stands.clock_ms, fields)
         becomes = {name: now for name, now in becomes.items() if name not in names or fields.get(name) != now}
@@ -135,12 +135,19 @@ def check_api(label: str, project: str, api: str, state: Mapping[str, str]) -> N
         )
 
 
-def check_usable(label: str, project: str, api: str, beginning: Moment) -> None:
-    """Raises UnusableLedger if a log has moved, to the url in its seal, or belongs to another API ("": any)."""
-    if is_seal(beginning.epoch):
-        place = one_line(beginning.epoch.removeprefix(SEAL))
-        raise UnusableLedger(f"ledger {label} has moved to {place}; put that url into [ledger]")
-    check_api(label, project, api, beginning.state)
+def begin(log: Log, project: str, fields: Sequence[str] = (), api: str = "") -> Moment:
+    """As `Log.begin`, also with the field API if the log must have the charges of one. Raises UnusableLedger if the log
+    has moved, or has those of another API."""
+    beginning = log.begin(project, (*fields, API) if api else fields)
+    _check_usable(log, project, api, beginning)
+    return beginning
+
+
+def _check_usable(log: Log, project: str, api: str, stands: Moment) -> None:
+    if is_seal(stands.epoch):
+        place = one_line(stands.epoch.removeprefix(SEAL))
+        raise UnusableLedger(f"ledger {log.label} has moved to {place}; put that url into [ledger]")
+    check_api(log.label, project, api, stands.state)
 
 
 @dataclass(frozen=True)
@@ -205,8 +212,7 @@ class State:
 
     def holders(self, name: str) -> list[Holder]:
         """The current holders of the regions of a job."""
-        stands = _read(self.log, self.project, (CLAIM + name,))
-        check_usable(self.log.label, self.project, "", stands)
+        stands = begin(self.log, self.project, (CLAIM + name,))
         return Record(stands.state.get(CLAIM + name, ""), stands.clock_ms).holders()
 
     def end_claim(self, claim: Claim, ending: Ending) -> None:
@@ -233,8 +239,7 @@ class State:
                 f"{many(len(regions), 'region')}: the places of at most {claims.MAX_REGIONS:,} are read at once"
             )
         regions_of = {claims.place_field(name, region): region for region in regions}
-        stands = _read(self.log, self.project, tuple(regions_of))
-        check_usable(self.log.label, self.project, "", stands)
+        stands = begin(self.log, self.project, tuple(regions_of))
         places = {regions_of[field]: claims.read_place(kept, stands.clock_ms) for field, kept in stands.state.items()}
         return {region: place for region, place in places.items() if place is not None}
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quota.budget import Budget, project_of
 from quota.common.clock import LATEST_MS, NEVER, moment, rfc3339, stamp, utc
 from quota.common.text import members, one_line, show
-from quota.deciding.history import begin, charges, entries, sums, whole_since_ms
+from quota.deciding.history import charges, entries, sums, whole_since_ms
 from quota.deciding.project import Project
 from quota.decision import SHADOW, LimitState
 from quota.errors import LedgerError, UnknownCharge, UsageError
+from quota.ledger.state import begin
 from quota.rules.entry import END, Entry, Id, call_keys, id_of_call, ids_of_calls, just_before, parts_of_id
 from quota.rules.refusals import RefusedSum
 from quota.rules.spent import ChargedSum, Spent, spent
@@ -373,7 +374,7 @@ class KeptRefusal(NamedTuple):
 
 def read_refusals(project: Project) -> Iterator[KeptRefusal]:
     """The last refusals of a project, oldest first. Raises LedgerError."""
-    begin(project)
+    begin(project.log, project.name)
     for kept in project.state.refusals(END[0]).newest:
         try:
             yield _kept(json.loads(kept), project.name)

@@ -43,7 +43,7 @@ def test_a_beginning_has_the_epoch_the_time_and_the_state(log: Log, clock: Clock
     *_, last = added(log, charge(), charge())
     clock.now_ms += 5
     log.change(P, {}, {"facts": "a\tb\nc", "claim:x": "{}"})
-    beginning = log.begin(P, (), ("facts", "none"))
+    beginning = log.begin(P, ("facts", "none"))
     assert (beginning.clock_ms, beginning.epoch, beginning.tip) == (clock.now_ms, "first", last.id)
     assert (beginning.trimmed, dict(beginning.state)) == (START, {"facts": "a\tb\nc"})
 
@@ -56,14 +56,14 @@ def test_a_kept_view_is_a_running_total_of_entries_that_the_log_has(log: Log) ->
     total.take(entries[0])
     log.keep_views(P, "first", {view.name: total.kept("first")})
     log.keep_views(P, "first", {"v": kept("first", (NOW_MS - 1, 7))})
-    assert [*log.begin(P, ("v", view.name)).state] == [VIEW + view.name], "a process keeps what only a lost copy had"
+    assert [*log.begin(P, ("view:v", VIEW + view.name)).state] == [VIEW + view.name], "only a lost copy had the other"
 
 
 @pytest.mark.parametrize("text", ["", "?", "other 5 0-0 0-0 -", "first 5 0-0 x -", "first 5 0-0", "first 5 0-0 0-0"])
 def test_a_view_of_another_epoch_or_that_nobody_can_read_stays_as_it_is(log: Log, text: str) -> None:
     add(log, charge())
     log.keep_views(P, "first", {"v": text})
-    assert log.begin(P, ("v",), ()).state == {VIEW + "v": text}
+    assert log.begin(P, ("view:v",)).state == {VIEW + "v": text}
 
 
 def test_views_are_kept_only_in_their_epoch(log: Log) -> None:
@@ -76,9 +76,9 @@ def test_views_are_kept_only_in_their_epoch(log: Log) -> None:
         assert not log.keep_views(P, closed, {"v": "x"})
     assert log.replace(P, epoch, log.begin(P).tip, entries_of(log), "second")
     assert not log.keep_views(P, "first", {"v": "x"})
-    assert dict(log.begin(P, ("v",), ()).state) == {}
+    assert dict(log.begin(P, ("view:v",)).state) == {}
     assert log.keep_views(P, "second", {"v": "x"})
-    assert dict(log.begin(P, ("v",), ()).state) == {"view:v": "x"}
+    assert dict(log.begin(P, ("view:v",)).state) == {"view:v": "x"}
 
 
 def test_a_read_returns_the_entries_after_an_entry_up_to_another(log: Log) -> None:
@@ -100,7 +100,7 @@ def test_a_fenced_or_sealed_log_can_be_read(log: Log) -> None:
         close()
         assert entries_of(log) == [first, corrected]
         assert log.corrections(P, [first.key])[first.key].units == 40
-        assert dict(log.begin(P, (), ("facts",)).state) == {"facts": "x"}
+        assert dict(log.begin(P, ("facts",)).state) == {"facts": "x"}
         assert dict(log.change(P, {"facts": None}, {}).state) == {"facts": "x"}
 
 

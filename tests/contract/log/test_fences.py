@@ -85,7 +85,7 @@ def test_a_fenced_log_can_be_replaced(log: Log) -> None:
     entries = union_of(log)
     assert log.replace(P, fence(log), log.begin(P).tip, entries, "second")
     assert entries_of(log) == entries
-    beginning = log.begin(P, ("v", "w"), ("facts", "claim:b", "view"))
+    beginning = log.begin(P, ("view:v", "view:w", "facts", "claim:b", "view"))
     assert (beginning.epoch, beginning.tip, beginning.trimmed) == ("second", entries[-1].id, START)
     assert dict(beginning.state) == {"facts": "a", "claim:b": "c", "view": "e"}
     corrections = log.corrections(P, [gone[0].key, entries[0].key, entries[1].key])
@@ -126,7 +126,7 @@ def test_a_log_may_be_replaced_by_an_empty_one(log: Log) -> None:
     added(log, correction(gone, 5))
     log.change(P, {}, {"facts": "a"})
     assert log.replace(P, fence(log), log.begin(P).tip, [], "second")
-    beginning = log.begin(P, (), ("facts",))
+    beginning = log.begin(P, ("facts",))
     assert (beginning.epoch, beginning.tip, dict(beginning.state)) == ("second", START, {"facts": "a"})
     assert (entries_of(log), dict(log.corrections(P, [gone.key]))) == ([], {})
     assert ask(log, epoch="second").word == "READ"
@@ -174,7 +174,7 @@ def test_a_seal_cannot_be_replaced(log: Log, clock: Clock) -> None:
 
 
 def state_of(log: Log, *names: str) -> Mapping[str, str]:
-    return dict(log.begin(P, (), names).state)
+    return dict(log.begin(P, names).state)
 
 
 def test_a_field_changes_or_is_removed_if_it_has_the_expected_value(log: Log) -> None:
@@ -282,7 +282,7 @@ def test_the_owner_of_a_fence_changes_the_state_behind_it(log: Log) -> None:
     standing = fence(log)
     changed = log.change(P, {EPOCH: standing, "facts": None}, {"facts": "a", "claim:b": "c"})
     assert (changed.done, changed.epoch) == (True, standing)
-    assert dict(log.begin(P, (), ("facts", "claim:b")).state) == {"facts": "a", "claim:b": "c"}
+    assert dict(log.begin(P, ("facts", "claim:b")).state) == {"facts": "a", "claim:b": "c"}
     assert not log.change(P, {EPOCH: standing, "facts": "b"}, {"facts": "d"}).done
 
 

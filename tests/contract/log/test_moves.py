@@ -163,7 +163,7 @@ def test_a_moved_log_has_a_new_epoch_and_no_kept_views(pair: Pair) -> None:
     used(pair.old, pair.clock)
     epoch = pair.old.begin(P).epoch
     move(pair.old, pair.new)
-    beginning = pair.new.begin(P, ("v",))
+    beginning = pair.new.begin(P, ("view:v",))
     assert (beginning.epoch != epoch, dict(beginning.state)) == (True, {})
 
 

@@ -122,7 +122,7 @@ def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
     rows = [ChargedSum("videos.list", "job", 2, 2, 0)]
     log.change(P, {}, {SUMS: Sums(made[1].id, rows).text()})
     entries = repaired(log)
-    sums = Sums.read(log.begin(P, (), (SUMS,)).state[SUMS])
+    sums = Sums.read(log.begin(P, (SUMS,)).state[SUMS])
     assert (sums.head, sums.rows()) == (entries[1].id, rows)
 
 
@@ -145,14 +145,14 @@ def test_future_claims_lapse_like_present_claims(log: Log, clock: Clock) -> None
     sound = Claim("sound", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
     state = State(log, P, lambda: "k")
     state.claim(sound._replace(hold_ms=2 * HOUR_MS))
-    before = dict(log.begin(P, (), ("claim:sound",)).state)
+    before = dict(log.begin(P, ("claim:sound",)).state)
     clock.now_ms = NOW_MS + YEAR_MS
     state.claim(sound._replace(name="ahead"))
     clock.now_ms = LATER_MS
     assert ahead(log, P) == Ahead(LATER_MS, 0, 0, 0, 0, claims=1)
     repair(log, P, LATER_MS)
     assert nothing_ahead(log)
-    assert dict(log.begin(P, (), ("claim:sound",)).state) == before
+    assert dict(log.begin(P, ("claim:sound",)).state) == before
     other = sound._replace(name="ahead", owner="other", run="other", machine="web2")
     clock.now_ms = LATER_MS + HOUR_MS - 1
     assert "DE" in state.claim(other).elsewhere
