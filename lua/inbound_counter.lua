@@ -28,7 +28,14 @@
 -- @include parts/clock.lua
 -- @include parts/inbound_limits.lua
 
-local function counter_wait_ms(limit)
+local function read(limit)
+  local current = redis.call('HGET', limit.current_key, limit.name)
+  local previous = redis.call('HGET', limit.previous_key, limit.previous_name)
+  limit.met = current and 2 or previous and 1 or 0
+  limit.current, limit.previous = tonumber(current or 0), tonumber(previous or 0)
+end
+
+local function wait_ms(limit)
   local window_ms, at_ms = limit.window_ms, limit.at_ms
   local free = limit.number - limit.current - cost
   if free >= 0 then
@@ -39,39 +46,18 @@ local function counter_wait_ms(limit)
   return window_ms - at_ms + window_ms - math.floor((limit.number - cost) * window_ms / limit.current)
 end
 
-local admitted = true
-for n = 1, #limits do
-  local limit = limits[n]
-  local current = redis.call('HGET', limit.current_key, limit.name)
-  local previous = redis.call('HGET', limit.previous_key, limit.previous_name)
-  limit.met = current and 2 or previous and 1 or 0
-  limit.current, limit.previous = tonumber(current or 0), tonumber(previous or 0)
-  limit.wait_ms = counter_wait_ms(limit)
-  if limit.wait_ms > 0 then admitted = false end
+local function count(limit)
+  -- Rejected requests count only as far as Lua computes exactly.
+  local units = math.min(cost, math.floor(MAX_SCALE / limit.window_ms) - limit.current)
+  limit.current = limit.current + units
+  redis.call('HINCRBY', limit.current_key, limit.name, units == cost and ARGV[2] or string.format('%.0f', units))
 end
 
-if admitted or count_rejected then
-  for n = 1, #limits do
-    local limit = limits[n]
-    -- Rejected requests count only as far as Lua computes exactly.
-    local units = math.min(cost, math.floor(MAX_SCALE / limit.window_ms) - limit.current)
-    limit.current = limit.current + units
-    redis.call('HINCRBY', limit.current_key, limit.name, units == cost and ARGV[2] or string.format('%.0f', units))
-    if limit.met < 2 then -- the hash may be new
-      redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
-    end
-    limit.wait_ms = counter_wait_ms(limit)
-  end
-end
-
-local reply = { admitted and 1 or 0, now_ms }
-for n = 1, #limits do
-  local limit = limits[n]
+local function rest(limit)
   local weighted = math.ceil(limit.previous * (limit.window_ms - limit.at_ms) / limit.window_ms)
   local windows = limit.current > 0 and 2 or limit.previous > 0 and 1 or 0
-  reply[4 * n - 1] = math.max(limit.number - limit.current - weighted, 0)
-  reply[4 * n] = windows > 0 and windows * limit.window_ms - limit.at_ms or 0
-  reply[4 * n + 1] = limit.wait_ms
-  reply[4 * n + 2] = limit.met
+  local reset_ms = windows > 0 and windows * limit.window_ms - limit.at_ms or 0
+  return math.max(limit.number - limit.current - weighted, 0), reset_ms
 end
-return reply
+
+-- @include parts/inbound_decide.lua

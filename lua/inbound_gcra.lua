@@ -19,16 +19,12 @@ local function pack(n)
 end
 local function unpack_state(text) return (struct.unpack('>I' .. #text, text)) end
 
--- `free_at` is at least now, and at most one burst ahead, although a stored time may be later after the clock went back.
-local function gcra_wait_ms(limit)
-  local too_much = limit.free_at + (cost - limit.burst) * limit.window_ms - limit.at_ms * limit.number
-  return too_much > 0 and math.ceil(too_much / limit.number) or 0
+for n = 1, #limits do
+  if limits[n].burst == 0 then return redis.error_reply('ERR inbound_gcra.lua: burst is a whole number from 1 to number') end
 end
 
-local admitted = true
-for n = 1, #limits do
-  local limit = limits[n]
-  if limit.burst == 0 then return redis.error_reply('ERR inbound_gcra.lua: burst is a whole number from 1 to number') end
+-- `free_at` is at least now, and at most one burst ahead, although a stored time may be later after the clock went back.
+local function read(limit)
   local now = limit.at_ms * limit.number
   local current = redis.call('HGET', limit.current_key, limit.name)
   local previous = not current and redis.call('HGET', limit.previous_key, limit.previous_name)
@@ -36,29 +32,22 @@ for n = 1, #limits do
   limit.most = now + limit.burst * limit.window_ms
   local free_at = current and unpack_state(current) or previous and unpack_state(previous) - limit.window_ms * limit.number or 0
   limit.free_at = math.max(now, math.min(free_at, limit.most))
-  limit.wait_ms = gcra_wait_ms(limit)
-  if limit.wait_ms > 0 then admitted = false end
 end
 
-if admitted or count_rejected then
-  for n = 1, #limits do
-    local limit = limits[n]
-    -- A rejected request takes at most what is left.
-    limit.free_at = math.min(limit.free_at + cost * limit.window_ms, limit.most)
-    redis.call('HSET', limit.current_key, limit.name, pack(limit.free_at))
-    if limit.met < 2 then -- the hash may be new
-      redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
-    end
-    limit.wait_ms = gcra_wait_ms(limit)
-  end
+local function wait_ms(limit)
+  local too_much = limit.free_at + (cost - limit.burst) * limit.window_ms - limit.at_ms * limit.number
+  return too_much > 0 and math.ceil(too_much / limit.number) or 0
 end
 
-local reply = { admitted and 1 or 0, now_ms }
-for n = 1, #limits do
-  local limit = limits[n]
-  reply[4 * n - 1] = math.floor((limit.most - limit.free_at) / limit.window_ms)
-  reply[4 * n] = math.ceil((limit.free_at - limit.at_ms * limit.number) / limit.number)
-  reply[4 * n + 1] = limit.wait_ms
-  reply[4 * n + 2] = limit.met
+local function count(limit)
+  -- A rejected request takes at most what is left.
+  limit.free_at = math.min(limit.free_at + cost * limit.window_ms, limit.most)
+  redis.call('HSET', limit.current_key, limit.name, pack(limit.free_at))
 end
-return reply
+
+local function rest(limit)
+  local units = math.floor((limit.most - limit.free_at) / limit.window_ms)
+  return units, math.ceil((limit.free_at - limit.at_ms * limit.number) / limit.number)
+end
+
+-- @include parts/inbound_decide.lua

@@ -57,24 +57,16 @@ local function ends_in_ms(limit, key, start, too_much, ahead_ms)
   end
 end
 
-local function log_wait_ms(limit)
-  local too_much = limit.previous + limit.current + cost - limit.number
-  if too_much <= 0 then return 0 end
-  if too_much <= limit.previous then
-    return ends_in_ms(limit, limit.previous_key, limit.old_end - limit.previous, too_much, limit.at_ms + limit.window_ms)
+for n = 1, #limits do
+  if limits[n].number > MAX_LOG or limits[n].window_ms > MAX_WINDOW_MS then
+    return redis.error_reply('ERR inbound_log.lua: number is at most ' .. MAX_LOG .. ', and window_ms '
+      .. string.format('%.0f', MAX_WINDOW_MS) .. '; take inbound_counter.lua')
   end
-  return ends_in_ms(limit, limit.current_key, limit.new_end - limit.current, too_much - limit.previous, limit.at_ms)
 end
 
 -- A limit keeps for each list the time of the last entry (new_ms, old_ms; nil if no entry counts), the units including this entry
 -- (new_end, old_end), and how many of them count (current, previous).
-local admitted = true
-for n = 1, #limits do
-  local limit = limits[n]
-  if limit.number > MAX_LOG or limit.window_ms > MAX_WINDOW_MS then
-    return redis.error_reply('ERR inbound_log.lua: number is at most ' .. MAX_LOG .. ', and window_ms '
-      .. string.format('%.0f', MAX_WINDOW_MS) .. '; take inbound_counter.lua')
-  end
+local function read(limit)
   local at_ms = limit.at_ms
   local new_ms, new_before, new_units = at(limit.current_key, -1)
   local old_ms, old_before, old_units = at(limit.previous_key, -1)
@@ -98,47 +90,42 @@ for n = 1, #limits do
     limit.old_ms, limit.old_end = old_ms, old_before + old_units
     limit.previous = limit.old_end - start
   end
-  limit.wait_ms = log_wait_ms(limit)
-  if limit.wait_ms > 0 then admitted = false end
 end
 
-if admitted or count_rejected then
-  for n = 1, #limits do
-    local limit = limits[n]
-    -- Entries stay in order if the clock goes back.
-    local came_ms = limit.new_ms and math.max(limit.at_ms, limit.new_ms) or limit.at_ms
-    redis.call('RPUSH', limit.current_key, struct.pack(ENTRY, came_ms, limit.new_end, cost))
-    if limit.met < 2 then
-      redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
-    end
-    limit.new_ms, limit.new_end, limit.current = came_ms, limit.new_end + cost, limit.current + cost
-    if not admitted then
-      -- Entries before the newest `number` units cannot change a decision.
-      if limit.old_ms and limit.current >= limit.number then
-        redis.call('DEL', limit.previous_key)
-        limit.old_ms, limit.previous = nil, 0
-      elseif limit.old_ms then
-        limit.previous = limit.old_end - drop(limit.previous_key, function(_, before, units)
-          return limit.current + limit.old_end - before - units >= limit.number
-        end)
-      end
-      if not limit.old_ms then
-        limit.current = limit.new_end - drop(limit.current_key, function(_, before, units)
-          return limit.new_end - before - units >= limit.number
-        end)
-      end
-    end
-    limit.wait_ms = log_wait_ms(limit)
+local function wait_ms(limit)
+  local too_much = limit.previous + limit.current + cost - limit.number
+  if too_much <= 0 then return 0 end
+  if too_much <= limit.previous then
+    return ends_in_ms(limit, limit.previous_key, limit.old_end - limit.previous, too_much, limit.at_ms + limit.window_ms)
+  end
+  return ends_in_ms(limit, limit.current_key, limit.new_end - limit.current, too_much - limit.previous, limit.at_ms)
+end
+
+local function count(limit, admitted)
+  -- Entries stay in order if the clock goes back.
+  local came_ms = limit.new_ms and math.max(limit.at_ms, limit.new_ms) or limit.at_ms
+  redis.call('RPUSH', limit.current_key, struct.pack(ENTRY, came_ms, limit.new_end, cost))
+  limit.new_ms, limit.new_end, limit.current = came_ms, limit.new_end + cost, limit.current + cost
+  if admitted then return end
+  -- Entries before the newest `number` units cannot change a decision.
+  if limit.old_ms and limit.current >= limit.number then
+    redis.call('DEL', limit.previous_key)
+    limit.old_ms, limit.previous = nil, 0
+  elseif limit.old_ms then
+    limit.previous = limit.old_end - drop(limit.previous_key, function(_, before, units)
+      return limit.current + limit.old_end - before - units >= limit.number
+    end)
+  end
+  if not limit.old_ms then
+    limit.current = limit.new_end - drop(limit.current_key, function(_, before, units)
+      return limit.new_end - before - units >= limit.number
+    end)
   end
 end
 
-local reply = { admitted and 1 or 0, now_ms }
-for n = 1, #limits do
-  local limit = limits[n]
+local function rest(limit)
   local last_ms = limit.new_ms and limit.new_ms + limit.window_ms or limit.old_ms
-  reply[4 * n - 1] = math.max(limit.number - limit.previous - limit.current, 0)
-  reply[4 * n] = last_ms and last_ms - limit.at_ms or 0
-  reply[4 * n + 1] = limit.wait_ms
-  reply[4 * n + 2] = limit.met
+  return math.max(limit.number - limit.previous - limit.current, 0), last_ms and last_ms - limit.at_ms or 0
 end
-return reply
+
+-- @include parts/inbound_decide.lua
