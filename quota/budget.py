@@ -56,7 +56,6 @@ from quota.terms.costs import CostBook
 from quota.terms.limits import Limit, named_twice
 
 if TYPE_CHECKING:
-    from quota.deciding.recorder import Recorder
     from quota.deciding.spend import Spend
     from quota.ledger.log import Log
 
@@ -102,7 +101,7 @@ class Budget(OfOneProcess):
     """The limits of one credential over the log of its project. Cheap to create and safe to share between threads.
 
     `leave` holds the units that each job leaves to others, by limit. `allowance` is what may be spent while the ledger
-    does not answer. `recorder` reports refusals to the ledger. `hosts` replace those of the book, which clients meter.
+    does not answer. `hosts` replace those of the book, which clients meter.
     """
 
     def __init__(
@@ -114,13 +113,12 @@ class Budget(OfOneProcess):
         project: Project,
         leave: Mapping[str, Mapping[str, int]] | None = None,
         allowance: Allowance | None = None,
-        recorder: Recorder | None = None,
         hosts: Sequence[str] | None = None,
     ) -> None:
         leave = {} if leave is None else leave
         if not isinstance(leave, Mapping) or not all(isinstance(units, Mapping) for units in leave.values()):
             raise UsageError(f"leave {show(leave)}: write the units of each limit by job, {{job: {{limit: units}}}}")
-        self._allowance, self._recorder = allowance, recorder
+        self._allowance = allowance
         self.credential = text(credential, "credential")
         self.book = instance(book, CostBook, "book", "quota.settings.books.load_book(name) reads one")
         self.hosts = self.book.hosts if hosts is None else texts(hosts, "hosts")
@@ -332,8 +330,8 @@ class Budget(OfOneProcess):
         decision = self.answers.decision(checklist, outcome, commit=commit)
         if decision.admitted and not commit and (why := self._project.log.unwritable(self.project)):
             raise LedgerError(why)  # a charge would fail
-        if self._recorder is not None:
-            self._recorder.answered()
+        if self._project.recorder is not None:
+            self._project.recorder.answered()
         first_ms = None if outcome.first is None else outcome.first[0]
         return self._of_each(priced, decision, first_ms)
 
@@ -365,22 +363,22 @@ class Budget(OfOneProcess):
             for name in decision.would_refuse:
                 about = {"method": charge.method, "job": charge.job, "region": charge.region}
                 logging.getLogger("quota").info("%s", line("would_refuse", project=self.project, limit=name, **about))
-                if self._recorder is not None:
-                    self._recorder.count(decision.decided_at_ms, name, charge.job, SHADOW, len(checklist.calls))
+                if self._project.recorder is not None:
+                    self._project.recorder.count(decision.decided_at_ms, name, charge.job, SHADOW, len(checklist.calls))
 
     def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
         """Count a refusal of `calls` that were asked together. `charge` calls this itself; a job that a refused peek
         ends calls it, too. If this machine's clock is behind, the refusal has the ledger's time."""
         self.tally(decision.method, 0, 0, calls)
-        if self._recorder is not None:
+        if self._project.recorder is not None:
             at_ms = self._project.dated_ms(decision.decided_at_ms)
             decision = decision._replace(decided_at_ms=at_ms)
-            self._recorder.refused(decision, job, region, self._project.keys.run, calls)
+            self._project.recorder.refused(decision, job, region, self._project.keys.run, calls)
 
     def hand_over_refusals(self) -> None:
         """Report the refusals of this process to the ledger now: somebody is about to read them. Raises nothing."""
-        if self._recorder is not None:
-            self._recorder.close()
+        if self._project.recorder is not None:
+            self._project.recorder.close()
 
     def _price(
         self, calls: Sequence[Call], job: str | None, region: str | None, *, commit: bool, reserved: bool = False
@@ -416,8 +414,8 @@ class Budget(OfOneProcess):
         are refused, as are those of a bucket that upstream has closed. A project of another API draws nothing: nobody
         could hand that over."""
         checklist, charges, read, commit = priced
-        if self._recorder is not None:
-            self._recorder.unanswered()
+        if self._project.recorder is not None:
+            self._project.recorder.unanswered()
         detail, left_units, allowance = str(trouble), None, None
         misconfigured = isinstance(trouble, OtherApi)
         usable = None if misconfigured else self._allowance

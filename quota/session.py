@@ -56,7 +56,6 @@ class Session(OfOneProcess):
         self._ledger: Log | None = None
         self._budgets: dict[str, Budget] = {}
         self._projects: dict[Identity, Project] = {}
-        self._recorders: dict[Identity, Recorder] = {}
         self._has_warned = False
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
@@ -130,7 +129,6 @@ class Session(OfOneProcess):
                 project=project,
                 leave=self._leaves.get(chosen.project),
                 allowance=None if allowed is None else Allowance(allowed.max_cost_units, allowed.allowance_units),
-                recorder=self._recorders[self._identity(chosen)],
                 hosts=chosen.hosts,
             )
             if folder := os.environ.get(TALLY):
@@ -158,8 +156,8 @@ class Session(OfOneProcess):
                     jitter_ms=machine_jitter_ms(),
                     api=chosen.book.api,
                 )
+                project.recorder = Recorder(project.state)
                 self._projects[identity] = project
-                self._recorders[identity] = Recorder(project.state)
             return self._projects[identity]
 
     def _identity(self, credential: CredentialSettings) -> Identity:
@@ -310,8 +308,7 @@ class Session(OfOneProcess):
             self._closed = True
             while self._services:
                 self._services.pop().close()
-            ends_s = close_all(self._recorders.values())
-            self._recorders = {}
+            ends_s = close_all(project.recorder for project in self._projects.values())
             self._budgets = {}
             while self._projects:
                 project = self._projects.popitem()[1]

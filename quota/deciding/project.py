@@ -19,6 +19,7 @@ from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.text import listed
 from quota.deciding.keys import Keys
+from quota.deciding.recorder import Recorder
 from quota.decision import COUNTING, REPAIR
 from quota.errors import ClosedLedger, LedgerError, UnusableLedger, UsageError
 from quota.journal.journal import Journal
@@ -88,6 +89,8 @@ class Project(OfOneProcess):
         self.wall = wall or clock or host_clock
         # The ledger may lose the facts of this process before anybody reads them, and may have lost others already.
         self.state = State(log, name, self.keys.next, self._note_facts)
+        self.recorder: Recorder | None = None
+        """Reports refusals to the ledger; None: nobody does."""
         self.reading = Reading()
         self.drawn: dict[str, int] = {}
         """The draws of this process in an outage: the units of each, by its key."""

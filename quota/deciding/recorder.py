@@ -113,12 +113,12 @@ class Recorder:
 _recorders: WeakSet[Recorder] = WeakSet()
 
 
-def close_all(recorders: Iterable[Recorder]) -> float:
+def close_all(recorders: Iterable[Recorder | None]) -> float:
     """Close all recorders within ALL_END_WITHIN_S; returns the end of that time. Reports that are left are lost, as if
     the ledger did not answer: only people read them, no decision does."""
     ends_s = elapsed_s() + ALL_END_WITHIN_S
     for recorder in recorders:
-        if elapsed_s() < ends_s:
+        if recorder is not None and elapsed_s() < ends_s:
             recorder.close()
     return ends_s
 

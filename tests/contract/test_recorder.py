@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import quota
-from quota.budget import Budget
+from quota.budget import Budget, project_of
 from quota.deciding import recorder as recorder_module
 from quota.deciding.recorder import ATTEND_EVERY_S, MAX_KINDS, Recorder
 from support.processes import in_child
@@ -27,8 +27,9 @@ limits = [{{ name = "day", units = 100, window = "24h" }}]
 
 
 def recorded(setup: Setup, *limits: object) -> tuple[Budget, Recorder]:
-    recorder = Recorder(setup.state)
-    return setup.budget(*limits, recorder=recorder), recorder  # type: ignore[arg-type]
+    budget = setup.budget(*limits)  # type: ignore[arg-type]
+    project_of(budget).recorder = recorder = Recorder(setup.state)
+    return budget, recorder
 
 
 def counts_of(setup: Setup) -> list[tuple[str, str, str, int]]:

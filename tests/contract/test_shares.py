@@ -142,8 +142,7 @@ def test_status_spend_metrics_and_log_show_a_shadow_refusal(
         lines = [record.getMessage() for record in caplog.records if "would_refuse" in record.getMessage()]
         assert lines == ["would_refuse project=main limit=trial method=videos.list job=nightly"] * 2
         ledger = session.ledger
-        for recorder in session._recorders.values():
-            recorder.close()
+        budget.hand_over_refusals()
         spending = read_spending([session.project()], "job", 0)
         assert [(each.limit, each.job, each.calls) for each in spending.would_refuse] == [("trial", "nightly", 2)]
         assert [(each.limit, each.calls) for each in spending.refused] == [("day", 2)]
