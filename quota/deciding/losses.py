@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -70,21 +70,18 @@ def put_back(project: Project) -> None:
     """Compare the log with this machine's journal, and put back what it lacks. The project then reads the new log.
     Raises StillCountingError while another process does that, and LedgerError."""
     ends_s, journal = elapsed_s() + WAIT_S, project.journal
-    if journal is None:
-        _put_back_here(project, None, ends_s)
-        return
     try:
-        lock = journal.locked()
+        lock = nullcontext() if journal is None else journal.locked()
     except LedgerError:  # another process of this machine does it
         raise StillCountingError from None
     with lock:
-        while not _put_back_here(project, journal, ends_s):
+        while not _put_back_here(project, ends_s):
             if elapsed_s() > ends_s + LEASE_MS / 1_000:
                 raise StillCountingError
             time.sleep(LOOK_AGAIN_S)
 
 
-def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> bool:
+def _put_back_here(project: Project, ends_s: float) -> bool:
     """One try of `put_back`, with a journal under its lock; False if the log was changed meanwhile."""
     while True:  # until no other owner's fence stands
         beginning = begin(project.log, project.name, (FACTS, LONGEST), project.api)
@@ -94,8 +91,8 @@ def _put_back_here(project: Project, journal: Journal | None, ends_s: float) -> 
             raise StillCountingError
         time.sleep(LOOK_AGAIN_S)
     may_lack = is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning)
-    if journal is not None and may_lack:
-        return _put_back_lost(project, journal, beginning)
+    if project.journal is not None and may_lack:
+        return _put_back_lost(project, project.journal, beginning)
     project.in_turn(lambda: project.reading.forget())
     return True
 
