@@ -2,7 +2,6 @@
 
     change      reads fields, asks a rule for the new fields, and writes them; begins again if others were quicker
     State       all changes, of one project
-    Change      what a rule returns: the answer to the caller, and the new fields
 
 The rules are in `quota.rules`: `facts`, `claims`, `refusals`.
 
@@ -16,12 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 from quota.common.clock import elapsed_s
 from quota.common.text import many, number_in, one_line, show
 from quota.errors import LedgerError, OtherApi, UnusableLedger, UsageError
-from quota.ledger.log import EPOCH, FENCE, SEAL, Log, Moment, all_between, fence_is_over, is_fence, is_seal
+from quota.ledger.log import EPOCH, FENCE, SEAL, Fields, Log, Moment, all_between, fence_is_over, is_fence, is_seal
 from quota.rules import claims
 from quota.rules import facts as facts_rules
 from quota.rules import refusals as refusals_rules
@@ -49,15 +48,9 @@ ENDED_FENCE = f"{FENCE}ended:0"
 lifts this fence."""
 
 
-class Change(NamedTuple, Generic[T]):
-    """What a rule returns: the answer to the caller, and the new fields (None removes a field)."""
-
-    answer: T
-    becomes: Mapping[str, str | None] = {}
-
-
-Rule = Callable[[int, Mapping[str, str]], Change[T]]
-"""Takes the ledger's clock and the fields of the state, and returns the change."""
+Rule = Callable[[int, Mapping[str, str]], tuple[T, Fields]]
+"""Takes the ledger's clock and the fields of the state. Returns the answer to the caller, and the new fields (None
+removes a field)."""
 
 
 def change(
@@ -194,10 +187,10 @@ class State:
     def _change_facts(self, rule: Callable[[Facts, int], Facts]) -> tuple[Facts, Facts]:
         """Change the facts, with a marker. Returns them before and after, even if others have changed them since."""
 
-        def changed(now_ms: int, fields: Mapping[str, str]) -> Change[tuple[Facts, Facts]]:
+        def changed(now_ms: int, fields: Mapping[str, str]) -> tuple[tuple[Facts, Facts], Fields]:
             before = Facts.read(fields.get(FACTS, ""))
             after = rule(before, now_ms)
-            return Change((before, after), {} if after == before else {FACTS: after.text()})
+            return (before, after), {} if after == before else {FACTS: after.text()}
 
         before, after = change(self.log, self.project, (FACTS,), changed, self.new_key())
         if after != before:
@@ -223,12 +216,12 @@ class State:
         """Let these ticks of a job be claimed again."""
         field = CLAIM + name
 
-        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[None]:
+        def rule(now_ms: int, fields: Mapping[str, str]) -> tuple[None, Fields]:
             record = Record(fields.get(field, ""), now_ms)
             if record.ticks.keys().isdisjoint(ticks):
-                return Change(None, {})
+                return None, {}
             record.ticks = {tick: run for tick, run in record.ticks.items() if tick not in ticks}
-            return Change(None, {field: record.stored()})
+            return None, {field: record.stored()}
 
         change(self.log, self.project, (field,), rule)
 
@@ -268,10 +261,10 @@ class State:
         claim = claims.checked_claim(claim)
         field = CLAIM + claim.name
 
-        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[T]:
+        def rule(now_ms: int, fields: Mapping[str, str]) -> tuple[T, Fields]:
             record = Record(fields.get(field, ""), now_ms)
             answer = ask(record, claim)
-            return Change(answer, {field: record.stored(), **also(answer)})
+            return answer, {field: record.stored(), **also(answer)}
 
         return change(self.log, self.project, (field,), rule)
 
@@ -282,8 +275,8 @@ class State:
         again with the same `key`."""
         key = self.new_key() if key is None else key
 
-        def rule(now_ms: int, fields: Mapping[str, str]) -> Change[None]:
-            return Change(None, refusals_rules.add(fields, now_ms, key, counts, newest))
+        def rule(now_ms: int, fields: Mapping[str, str]) -> tuple[None, Fields]:
+            return None, refusals_rules.add(fields, now_ms, key, counts, newest)
 
         change(self.log, self.project, refusals_rules.names_to_add(counts), rule)
 

@@ -11,8 +11,8 @@ import pytest
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger import state as state_module
-from quota.ledger.log import Log
-from quota.ledger.state import MAX_CHANGES, Change, change
+from quota.ledger.log import Fields, Log
+from quota.ledger.state import MAX_CHANGES, change
 from quota.rules.entry import END, START
 from quota.rules.facts import Exhaustion, Grant
 from quota.rules.refusals import RefusalCount, RefusedSum
@@ -106,15 +106,15 @@ def read(log: Log, *names: str) -> Mapping[str, str]:
 
 
 def to(**becomes: str | None) -> Any:
-    return lambda *_: Change("done", becomes)
+    return lambda *_: ("done", becomes)
 
 
 def test_a_rule_gets_the_present_fields_and_returns_the_new_fields(log: Log) -> None:
     asked = []
 
-    def rule(now_ms: int, fields: Mapping[str, str]) -> Change[str]:
+    def rule(now_ms: int, fields: Mapping[str, str]) -> tuple[str, Fields]:
         asked.append((now_ms, dict(fields)))
-        return Change("done", {"a": None, "b": f"{fields.get('b', '')}x", "c": "new"})
+        return "done", {"a": None, "b": f"{fields.get('b', '')}x", "c": "new"}
 
     for _ in range(2):
         assert change(log, "p", ("a", "b"), rule) == "done"
@@ -138,12 +138,12 @@ def test_a_change_without_effect_is_not_written(log: Log) -> None:
 def test_a_change_that_comes_too_late_is_decided_anew(log: Log, times: int) -> None:
     asked = []
 
-    def rule(_: int, fields: Mapping[str, str]) -> Change[str]:
+    def rule(_: int, fields: Mapping[str, str]) -> tuple[str, Fields]:
         asked.append(fields.get("a", ""))
         assert {*fields} <= {"a"}, "the field that it names"
         if len(asked) <= times:
             change(log, "p", (), to(a=f"{len(asked)}", b="theirs"))
-        return Change("done", {"a": f"{fields.get('a', '')} and mine"})
+        return "done", {"a": f"{fields.get('a', '')} and mine"}
 
     assert change(log, "p", ("a",), rule, "key") == "done"
     assert asked == ["", *(f"{n + 1}" for n in range(times))]
@@ -159,11 +159,11 @@ def test_a_change_that_always_comes_too_late_is_one_line(
     monkeypatch.setattr(state_module, "CHANGE_WITHIN_S", 60.0 if within_s is None else within_s)
     asked = 0
 
-    def rule(*_: object) -> Change[str]:
+    def rule(*_: object) -> tuple[str, Fields]:
         nonlocal asked
         asked += 1
         change(log, "p", (), to(a=f"{asked}"))
-        return Change("done", {"a": "mine"})
+        return "done", {"a": "mine"}
 
     with pytest.raises(
         LedgerError, match=r"^ledger .*: other processes were quicker each time; run again in a moment$"
@@ -195,7 +195,7 @@ def test_a_change_waits_for_a_fence_and_then_raises(log: Log, monkeypatch: pytes
         change(log, "p", ("a",), to(a="after"))
     assert time.monotonic() - began_s >= state_module.FENCED_WITHIN_S
     assert read(log, "a") == {"a": "before"}
-    assert change(log, "p", ("a",), lambda _, fields: Change(fields["a"])) == "before", "who reads, reads"
+    assert change(log, "p", ("a",), lambda _, fields: (fields["a"], {})) == "before", "who reads, reads"
 
 
 def test_a_change_is_made_once_the_fence_is_replaced(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,4 +229,4 @@ def test_a_log_that_has_moved_says_where(log: Log) -> None:
     with pytest.raises(
         UnusableLedger, match=r"^ledger .* has moved to redis://new:6379/1; put that url into \[ledger\]$"
     ):
-        change(log, "p", ("a",), lambda _, fields: Change(fields["a"]))
+        change(log, "p", ("a",), lambda _, fields: (fields["a"], {}))
