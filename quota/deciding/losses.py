@@ -168,7 +168,7 @@ def _read_anew(project: Project, epoch: str, have: Sequence[Entry], trimmed: Id,
     now_ms = project.now_ms()
     for view in views:
         reading.totals[view] = total_of(view, have, now_ms, trimmed)
-        reading.totals[view].skip_to(reading.seen)
+        reading.totals[view].take_all((), reading.seen)
     for entry in have:
         if entry.key in reading.pending:
             reading.pending[entry.key] = entry.id

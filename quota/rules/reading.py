@@ -112,12 +112,9 @@ class Reading:
                 self.markers += 1
             elif entry.key in self.pending:
                 self.pending[entry.key] = entry.id
-            for total in totals:
-                if entry.id > total.head:
-                    total.take(entry)
         self.seen = new[-1].id
         for total in totals:
-            total.skip_to(self.seen)
+            total.take_all(new, self.seen)
         self.unkept += len(new)
 
     def take_behind(self, epoch: str, wanted: Wanted, entries: Sequence[Entry]) -> bool:
@@ -132,10 +129,7 @@ class Reading:
             through = wanted.through
         for total in self.totals.values():
             if wanted.after <= total.head < through:
-                for entry in entries:
-                    if entry.id > total.head:
-                        total.take(entry)
-                total.skip_to(through)
+                total.take_all(entries, through)
         self.unkept += len(entries)
         return True
 

@@ -128,12 +128,15 @@ class RunningTotal:
         heard = entry.of, leaves_ms
         self.others[heard] = max(entry.units, self.others.get(heard, 0))
 
-    def skip_to(self, head: Id) -> None:
-        """Note that there are no more entries up to here."""
-        if head > self.head:
+    def take_all(self, entries: Iterable[Entry], through: Id = START) -> None:
+        """Count those of these entries that are after the head. The log has no others up to `through`."""
+        for entry in entries:
+            if entry.id > self.head:
+                self.take(entry)
+        if through > self.head:
             if self.leaving_to == self.head:
-                self.leaving_to = head
-            self.head = head
+                self.leaving_to = through
+            self.head = through
 
     # -- what leaves -------------------------------------------------------------------------------------------------
 
@@ -287,7 +290,5 @@ def total_of(view: View, entries: Iterable[Entry], now_ms: int, trimmed: Id = ST
     total = RunningTotal(view, trimmed)
     total.start_at(now_ms)
     total.at_ms = now_ms
-    for entry in entries:
-        if entry.id > total.head:
-            total.take(entry)
+    total.take_all(entries)
     return total
