@@ -27,8 +27,7 @@ limits = [{{ name = "day", units = 100, window = "24h" }}]
 
 
 def recorded(setup: Setup, *limits: object) -> tuple[Budget, Recorder]:
-    budget = setup.budget(*limits)  # type: ignore[arg-type]
-    project_of(budget).recorder = recorder = Recorder(setup.state)
+    project_of(budget := setup.budget(*limits)).recorder = recorder = Recorder(setup.state)  # type: ignore[arg-type]
     return budget, recorder
 
 

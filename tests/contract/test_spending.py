@@ -101,8 +101,7 @@ def test_the_sums_of_all_charges_never_fall(setup: Setup) -> None:
 
 
 def test_refusals_are_summed_since_an_hour_and_since_the_beginning(setup: Setup) -> None:
-    budget = setup.budget(limit(1))
-    project_of(budget).recorder = Recorder(setup.state)
+    project_of(budget := setup.budget(limit(1))).recorder = Recorder(setup.state)
     budget.charge("videos.list")
     for _ in range(2):
         assert not budget.charge("videos.list", job="nightly").admitted
