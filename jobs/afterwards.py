@@ -131,7 +131,7 @@ def _write_metrics(
         ended = [replace(report, ended_ms=host_clock())]
     elif any(region.away is None for region in regions):
         with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(session.settings.store) as store:
-            ended = [] if store is None else store.runs.read(job.name, count=1, ended=True)
+            ended = store.runs.read(job.name, count=1, ended=True)
     of_job += samples_of_job(labels, ended, [region.place for region in regions])
     if status is None:
         with suppress(quota.ConfigError):  # no run can use this ledger

@@ -151,8 +151,6 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
         yield finding_of(level, location, why, remedy)
         return
     with suppress(OSError), Store.if_made(settings.store) as made:
-        if made is None:
-            return
         for job in settings.jobs.values():
             try:
                 made.check_keys(job, declared=True)
@@ -176,7 +174,7 @@ def _fault_of_store(settings: Settings, *, here: bool) -> tuple[Level, str] | No
         return "warning", str(error)
     try:
         with Store.if_made(settings.store) as made:
-            if made is not None and here:
+            if here:
                 made.check_writable()
         refuse_others(path, "store")
     except (quota.ConfigError, StoreError) as error:
@@ -212,8 +210,6 @@ def job_health(session: Session) -> Iterator[Finding]:
     reported = (OSError, quota.ConfigError, StoreError, quota.LedgerError)  # by other findings
     with suppress(*reported), Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
-            if store is None:
-                return
             runs_here = is_running(settings.store.url, job.name)
             runs = store.runs.read(job.name, host_clock() - DAY_MS, 1_000, ended=False)
             places = checkpoints_of(session, job, store)
@@ -248,37 +244,35 @@ def jobs(session: Session) -> Contribution:
     now_ms = ledgers_clock(session)
     regions: list[Region] = []
     samples: list[Sample] = []
-    runs: list[Run] = []
     notes: list[str] = []
     with Store.if_made(session.settings.store) as store:
         for job in session.settings.jobs.values():
             checkpoints = checkpoints_of(session, job, store)
             regions += _regions(session, job, checkpoints, store, now_ms)
             labels = {"project": session.credential(job.credential).project, "quota_job": job.name}
-            ended = [] if store is None else store.runs.read(job.name, count=1, ended=True)
+            ended = store.runs.read(job.name, count=1, ended=True)
             samples += samples_of_job(labels, ended, checkpoints)
-        if store is not None:
-            runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
-            for away in store.elsewhere():
-                age = None if away.fetched_ms is None else spell(now_ms - away.fetched_ms)
-                data = "this store has no data of it" if age is None else f"its data here is {age} old"
-                notes.append(f"{away.job} runs on {away.runs_on}; {data}")
-            brought = store.runs.bought(max(0, now_ms - BOUGHT_SINCE_MS))
-            notes += [f"in the last 7 days {line}" for line in stands_out(brought)]
+        runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
+        for away in store.elsewhere():
+            age = None if away.fetched_ms is None else spell(now_ms - away.fetched_ms)
+            data = "this store has no data of it" if age is None else f"its data here is {age} old"
+            notes.append(f"{away.job} runs on {away.runs_on}; {data}")
+        brought = store.runs.bought(max(0, now_ms - BOUGHT_SINCE_MS))
+        notes += [f"in the last 7 days {line}" for line in stands_out(brought)]
     return Contribution(tuple(regions), tuple(runs), samples=tuple(samples), notes=tuple(notes))
 
 
 def bought(session: Session, since_ms: int) -> Sequence[Bought]:
     """What the pages of each job brought since the day of `since_ms`, from this machine's store. Raises StoreError."""
     with Store.if_made(session.settings.store) as store:
-        return [] if store is None else store.runs.bought(since_ms)
+        return store.runs.bought(since_ms)
 
 
 def unreported(session: Session, projects: Collection[str], job: str | None, since_ms: int) -> Run | None:
     """The newest run of this machine that began after `since_ms` and whose refusal the ledger does not have: the ledger
     did not answer, or the run had spent its `max_units`. None if there is none, or if the store cannot be read."""
     with suppress(OSError, quota.ConfigError, StoreError), Store.if_made(session.settings.store) as store:
-        for run in [] if store is None else store.runs.read(job, since_ms):
+        for run in store.runs.read(job, since_ms):
             if run.project in projects and (run.refusal or {}).get("reason") in ("ledger-unavailable", "run"):
                 return run
     return None
@@ -319,11 +313,10 @@ def _refusal(
     checkpoint, method, refused = Checkpoint(job.name, (job.regions or ("",))[0]), None, None
     with suppress(StoreError, quota.ConfigError, quota.LedgerError), Store.if_made(session.settings.store) as store:
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
-        last = [] if store is None else store.runs.read(job.name, count=1, ended=True)
+        last = store.runs.read(job.name, count=1, ended=True)
         refused = next(((run.refusal or {}).get("method") for run in last), None)
         try:
-            if store is not None:
-                store.check_keys(job)
+            store.check_keys(job)
         except StoreError as error:
             no_store = no_store or str(error)
         if job.fetch in WALKS:
@@ -363,7 +356,7 @@ def _refusal(
 
 
 def _regions(
-    session: Session, job: JobSettings, checkpoints: Iterable[Checkpoint], store: Store | None, now_ms: int
+    session: Session, job: JobSettings, checkpoints: Iterable[Checkpoint], store: Store, now_ms: int
 ) -> Iterator[Region]:
     project, notices = session.credential(job.credential).project, session.settings.notify
     nexts: dict[str, int] = {}
@@ -371,9 +364,9 @@ def _regions(
         tick = stream.after(now_ms)
         for region in tick.regions or job.regions or ("",):
             nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
-    away = {} if store is None else away_now(session, job)
+    away = away_now(session, job) if store.path else {}
     for place in checkpoints:
-        due_ms = None if store is None or notices is None else store.due_since(place)
+        due_ms = store.due_since(place) if store.path and notices is not None else None
         if place.region in away:
             due_ms = away[place.region].heard_ms
         stale = notices is not None and is_stale(due_ms, now_ms, notices.stale_ms)

@@ -38,7 +38,6 @@ from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from rich.console import RenderableType
 
@@ -429,7 +428,7 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
         if session.settings.store.places_in_ledger:
             reset_shared(session, settings, checkpoints)
         others: list[str] = []
-        if store is not None:
+        if store.path:
             with only_one(session.settings.store.url, job) as lock:
                 if lock is None:
                     raise quota.QuotaError(f"job {job!r} is running on this machine; reset it when the run has ended")
@@ -463,8 +462,8 @@ def _reset(session: Session, store: Store, job: JobSettings, checkpoints: Sequen
     return [named(*reader) for reader, ids in lists.items() if not {*ids}.isdisjoint(chain.from_iterable(read))]
 
 
-def _store_of_places(session: Session) -> AbstractContextManager[Store | None]:
-    """The store that has the places; None if the ledger has them, and there is no store yet."""
+def _store_of_places(session: Session) -> Store:
+    """The store that has the places; an empty one if the ledger has them, and there is no store yet."""
     from quota.jobs.store.store import Store
 
     settings = session.settings.store
@@ -483,7 +482,7 @@ def _machines_of(session: Session, jobs: Sequence[JobSettings]) -> dict[tuple[st
     return machines
 
 
-def _chosen(session: Session, store: Store | None, name: str, region: str | None) -> list[Checkpoint]:
+def _chosen(session: Session, store: Store, name: str, region: str | None) -> list[Checkpoint]:
     """Where a job stands in each region, or in one. Raises UsageError."""
     from quota.jobs.job import job_called, regions_of
     from quota.jobs.places import checkpoints_of

@@ -445,13 +445,11 @@ class _Caller:
         return step
 
 
-def next_method(job: JobSettings, fetch: Fetch, store: Store | None, place: Checkpoint) -> str | None:
+def next_method(job: JobSettings, fetch: Fetch, store: Store, place: Checkpoint) -> str | None:
     """The method that a run of `uploads` or `comments` would call first at its place, which depends on the store; None
     for another job, and if there is nothing to ask for."""
     if job.fetch not in WALKS:
         return None
-    if store is None:  # the next run makes one, and it has no playlist yet
-        return "channels.list" if "channels" in job.options else None
     try:
         fetch(_Caller(), place.region, place.cursor, store=store, **job.options)
     except _Called as called:

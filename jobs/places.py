@@ -279,16 +279,14 @@ def work_of(settings: Settings, job: JobSettings) -> str:
     return f"{work}|{hashed(json.dumps(job.options, sort_keys=True, default=str), 8)}" if job.options else work
 
 
-def checkpoints_of(session: Session, job: JobSettings, store: Store | None) -> list[Checkpoint]:
-    """Where a run would begin in each region of a job, in their order. `store` is this machine's, or None if there is
-    none yet. A region without a place in the ledger has the store's. Raises LedgerError and StoreError."""
+def checkpoints_of(session: Session, job: JobSettings, store: Store) -> list[Checkpoint]:
+    """Where a run would begin in each region of a job, in their order. `store` is this machine's. A region without a
+    place in the ledger has the store's. Raises LedgerError and StoreError."""
     regions, work = job.regions or ("",), work_of(session.settings, job)
-    places = {region: Checkpoint(job.name, region, work=work) for region in regions}
-    if store is not None:
-        places.update(zip(regions, store.checkpoints(job.name, regions, work), strict=True))
+    places = {place.region: place for place in store.checkpoints(job.name, regions, work)}
     if session.settings.store.places_in_ledger:
         places.update((place.region, place) for place, _ in SharedPlaces(session, job).read(regions, store))
-    cutoff_ms = 0 if store is None else store.cutoff_ms()
+    cutoff_ms = store.cutoff_ms()
     stand = (place._replace(**FIRST_PAGE) if place.begins_before(cutoff_ms) else place for place in places.values())
     return [place.completed() if place.is_complete(pages_of(job)) else place for place in stand]
 
@@ -304,7 +302,7 @@ class SharedPlaces:
         self._texts: dict[str, str] = {}
         self._cursors: dict[str, tuple[bytes, ...]] = {}
 
-    def read(self, regions: Sequence[str], store: Store | None) -> list[tuple[Checkpoint, tuple[bytes, ...]]]:
+    def read(self, regions: Sequence[str], store: Store) -> list[tuple[Checkpoint, tuple[bytes, ...]]]:
         """The checkpoints of these regions, as far as they have a place, each with digests of its pass's cursors.
         If the store has completed a later pass, the place is too old: the ledger was restored, or out of use for a
         while."""
@@ -314,8 +312,8 @@ class SharedPlaces:
                 place = read_place(text, self._job, region, self._work)
                 if place is None:
                     continue
-                own = None if store is None else store.checkpoint(self._job, region, self._work)
-                if own is None or (own.completed_at_ms or 0) <= (place[0].completed_at_ms or 0):
+                own = store.checkpoint(self._job, region, self._work)
+                if (own.completed_at_ms or 0) <= (place[0].completed_at_ms or 0):
                     self._texts[region] = text
                     self._cursors[region] = place[1]
                     places.append(place)

@@ -515,8 +515,7 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str], e
         (elsewhere[region] for region in chosen & elsewhere.keys()), key=lambda there: there.until_ms, default=None
     )
     with Store.if_made(copy.settings.store, copy.ledger.now_ms) as store:
-        if store is not None:
-            store.check_keys(job)
+        store.check_keys(job)
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen - elsewhere.keys()]
         places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
         firsts = [next_method(job, fetch, store, place) for place in places]

@@ -195,7 +195,7 @@ def read_state(session: Session) -> State:
     with Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
             checkpoints[job.name] = checkpoints_of(session, job, store)
-        bought = () if store is None else tuple(store.runs.bought(max(0, now_ms - 7 * DAY_MS)))
+        bought = tuple(store.runs.bought(max(0, now_ms - 7 * DAY_MS)))
     is_new = all(map(is_empty, chain.from_iterable(checkpoints.values()))) and set(facts.values()) <= {Facts()}
     return EMPTY if is_new and not any([*entries.values(), bought]) else State(entries, facts, checkpoints, bought)
 

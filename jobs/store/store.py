@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -84,7 +84,7 @@ class Elsewhere(NamedTuple):
 
 
 class Store(AbstractContextManager["Store"]):
-    """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
+    """One SQLite file at a `sqlite:///path` URL, or a path ("": in memory). Use it from one thread; close it when done.
 
     `delete_expired` deletes data that no run refreshed for `retention_ms`. With `create` False, a missing file is an
     error. Tests replace the host's `clock` (ms since 1970). Every method raises StoreError if it cannot read or write
@@ -107,7 +107,7 @@ class Store(AbstractContextManager["Store"]):
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` creates it")
         refuse_others(self.path, "store")
         self._file = store_file(self.path, busy_timeout_ms / 1_000)
-        self._reading = store_file(self.path, busy_timeout_ms / 1_000, read_only=True)
+        self._reading = store_file(self.path, busy_timeout_ms / 1_000, read_only=True) if self.path else self._file
         self._read(lambda db: None)  # opens the file: an unusable store is an error now
 
     @classmethod
@@ -116,12 +116,10 @@ class Store(AbstractContextManager["Store"]):
         return cls(settings.url, retention_ms=settings.retention_ms, create=False, clock=clock)
 
     @classmethod
-    def if_made(
-        cls, settings: StoreSettings, clock: Callable[[], int] | None = None
-    ) -> AbstractContextManager[Store | None]:
-        """The same for a block, or None if there is none yet. Raises OSError."""
+    def if_made(cls, settings: StoreSettings, clock: Callable[[], int] | None = None) -> Store:
+        """The same; an empty store in memory, whose `path` is "", if there is none yet. Raises OSError."""
         is_made = os.path.exists(settings.file) and os.path.getsize(settings.file) > 0  # an empty file is no store
-        return cls.existing(settings, clock) if is_made else nullcontext()
+        return cls.existing(settings, clock) if is_made else cls("", retention_ms=settings.retention_ms, clock=clock)
 
     def close(self) -> None:
         self._reading.close()

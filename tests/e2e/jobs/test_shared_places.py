@@ -29,8 +29,9 @@ from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of
 from quota.jobs.progress import Watcher
 from quota.jobs.runner import run_job
 from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.store.store import Store
 from quota.settings.load import load_settings
-from quota.terms.limits import HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
 from support.local import LocalSession
 
@@ -126,13 +127,10 @@ class Fleet:
 
     def places(self) -> dict[str, Checkpoint]:
         folder = self.machine()
-        with self.session(folder) as session:
-            by_region = {
-                checkpoint.region: checkpoint
-                for checkpoint in checkpoints_of(session, session.settings.jobs["t"], None)
-            }
+        with self.session(folder) as session, Store.if_made(session.settings.store, self.clock) as store:
+            places = checkpoints_of(session, session.settings.jobs["t"], store)
         shutil.rmtree(folder)
-        return by_region
+        return {place.region: place for place in places}
 
     def start(self, regions: tuple[str, ...] = (), *, at: int = 0, act: str = "die") -> Any:
         """A tick in a process of its own. At its point of this number it dies, is asked to stop, or is replaced."""
@@ -292,6 +290,9 @@ def test_places_are_shown_and_reset_where_they_lie(fleet: Fleet) -> None:
         "t FR: page 1 comes next; never complete",
     ]
     assert shell.json("place", "show", "t", "DE", "--json")["places"][0]["cursor"]["page"] == 1
+    fleet.ahead_ms = 31 * DAY_MS
+    assert fleet.places()["DE"].pages == 0, "the first page has expired, and a run would begin with it"
+    fleet.ahead_ms = 0
     assert shell("place", "reset", "t").stdout == "t begins anew with the next run, in US, DE, FR\n"
     assert [(place["pages"], place["pending"]) for place in shell.json("place", "list", "--json")["places"]] == [
         (0, True)
