@@ -524,7 +524,7 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str], e
         priced = work.calls(now_ms)
         calls: list[simulation.PricedCall] = []
         for place, first in zip(places, firsts, strict=True):
-            of_place = priced[simulation.step_at(work.steps, place) :]
+            of_place = priced[simulation.step_at(job, place) :]
             calls += of_place if first is None else [*work.priced([first], now_ms), *of_place[1:]]
         while done < len(calls) and refusal is None:
             count, refusal = work.admit(calls[done : done + work.at_once], of_run)

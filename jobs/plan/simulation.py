@@ -1,7 +1,6 @@
 """The configured schedule, run ahead of time: the real budget over a ledger in memory, with a clock that jumps.
 
-    Step            one call of a pass, as the budget sees it
-    pass_steps      the calls of one pass over one region: the model of each fetch function
+    pass_steps      the methods that one pass over one region calls: the model of each fetch function
     State           the beginning of the simulation: a live ledger and store, or nothing
     simulate        runs ticks in their order, and reports what was spent, wanted and refused
 
@@ -46,41 +45,30 @@ UNNAMED = "unknown"
 """The method of a call that the fetch function does not name. It costs the book's default price of reading."""
 
 
-class Step(NamedTuple):
-    """One call."""
-
-    method: str
-    completes_page: bool
-
-
 # -- the cost of a pass ------------------------------------------------------------------------------------------------
 
 
-def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
-    """The most calls of one pass over one region: upstream may have fewer pages than the job asks for.
+def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[str, ...]:
+    """The methods of the most calls of one pass over one region: upstream may have fewer pages than the job asks for.
 
     A user's own fetch function is assumed to make the call that it names, once per page.
     """
     if job.fetch == "search":
-        return (Step("search.list", False), Step("videos.list", True)) * pages_of(job)
+        return ("search.list", "videos.list") * pages_of(job)
     pages = job.pages
     if job.fetch == "channels" and "ids" in job.options:
         ids = job.options["ids"]
         wanted = len(set(ids)) if isinstance(ids, (list, tuple)) else 1
         pages = min(pages, -(-wanted // PAGE_ITEMS))
-    return (Step(attempt_of(fetch, None) or UNNAMED, True),) * pages
+    return (attempt_of(fetch, None) or UNNAMED,) * pages
 
 
-def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
+def step_at(job: JobSettings, checkpoint: Checkpoint) -> int:
     """The index of the step at which a checkpoint from the store continues."""
     if not checkpoint.begun or checkpoint.cursor is None:
         return 0
-    pages, index = 0, 0
-    while index < len(steps) and pages < checkpoint.pages:
-        pages += steps[index].completes_page
-        index += 1
-    # Only the search stops between two steps of one page.
-    return index + 1 if "ids" in checkpoint.cursor and index < len(steps) and not steps[index].completes_page else index
+    # Only the search takes two steps for a page, and may stop between them.
+    return checkpoint.pages * 2 + ("ids" in checkpoint.cursor) if job.fetch == "search" else checkpoint.pages
 
 
 # -- the result --------------------------------------------------------------------------------------------------------
@@ -262,8 +250,7 @@ class Pass:
     def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch) -> None:
         self.job = job
         self.budget = budget
-        self.steps = pass_steps(job, fetch)
-        self._methods = [budget.book.canonical(step.method) for step in self.steps]
+        self._methods = list(map(budget.book.canonical, pass_steps(job, fetch)))
         # If the budget cannot tell two jobs apart, a refusal of one is a refusal of the other.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
         self._knows = budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else ""
@@ -372,7 +359,7 @@ class _Simulation:
             regions = {region: Checkpoint(job.name, region) for region in job.regions or ("",)}
             for place in state.checkpoints.get(job.name, ()):
                 if place.region in regions:
-                    step = step_at(work.steps, place)
+                    step = step_at(job, place)
                     regions[place.region] = place._replace(cursor={"step": step} if step else None)
             self.machines[job.name] = [_Machine(work, {**regions}) for _ in range(settings.machines_of(job))]
             self.jobs[job.name] = JobPlan(job.name, dict.fromkeys(regions, 0))

@@ -12,7 +12,7 @@ from quota.cli.output import render_parts
 from quota.jobs.job import load_fetch
 from quota.jobs.plan import suggestions
 from quota.jobs.plan.plan import Plan, make_plan, plan_parts
-from quota.jobs.plan.simulation import State, Step, pass_steps, step_at
+from quota.jobs.plan.simulation import State, pass_steps, step_at
 from quota.jobs.plan.suggestions import slower
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation
 from quota.rules.entry import Entry
@@ -222,10 +222,6 @@ def job(fetch: str, pages: int, **options: object) -> JobSettings:
     return JobSettings("job", "main", fetch, ("US",), pages, None, 0, {}, options, 600_000, 16, 120, 10_000)
 
 
-def steps_of(job_settings: JobSettings) -> tuple[Step, ...]:
-    return pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options))
-
-
 @pytest.mark.parametrize(
     ("job_settings", "methods"),
     [
@@ -241,7 +237,7 @@ def steps_of(job_settings: JobSettings) -> tuple[Step, ...]:
     ],
 )
 def test_a_pass_makes_these_calls(job_settings: JobSettings, methods: list[str]) -> None:
-    assert [step.method for step in steps_of(job_settings)] == methods
+    assert [*pass_steps(job_settings, load_fetch(job_settings.fetch, job_settings.options))] == methods
 
 
 @pytest.mark.parametrize(
@@ -249,9 +245,9 @@ def test_a_pass_makes_these_calls(job_settings: JobSettings, methods: list[str])
     [({"token": "a"}, 1, 2), ({"ids": ["a"], "next": None}, 0, 1), ({"ids": ["a"], "next": "b"}, 1, 3)],
 )
 def test_a_place_in_the_middle_of_a_search_is_a_step_of_its_pass(cursor: dict[str, Any], pages: int, step: int) -> None:
-    steps = steps_of(job("search", 2, words="x"))
-    assert step_at(steps, Checkpoint("job", "US", True, cursor, pages, started_at_ms=1)) == step
-    assert step_at(steps, Checkpoint("job", "US", True)) == 0
+    searches = job("search", 2, words="x")
+    assert step_at(searches, Checkpoint("job", "US", True, cursor, pages, started_at_ms=1)) == step
+    assert step_at(searches, Checkpoint("job", "US", True)) == 0
 
 
 def test_a_region_in_the_middle_of_its_pass_comes_first_then_the_one_done_longest_ago() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from quota.jobs.plan.simulation import (
     Simulated,
     Spent,
     State,
-    Step,
     pass_steps,
     simulate,
     step_at,
@@ -41,10 +40,10 @@ from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 
 
 class Region:
-    def __init__(self, name: str, checkpoint: Checkpoint | None, steps: Sequence[Step]) -> None:
+    def __init__(self, name: str, checkpoint: Checkpoint | None, job: JobSettings) -> None:
         self.name = name
         self.pending = checkpoint is not None and checkpoint.pending
-        self.cursor = (step_at(steps, checkpoint) or None) if checkpoint is not None else None
+        self.cursor = (step_at(job, checkpoint) or None) if checkpoint is not None else None
         self.completed_at_ms = None if checkpoint is None else checkpoint.completed_at_ms
         self.failed_at_ms = None if checkpoint is None else checkpoint.failed_at_ms
 
@@ -58,14 +57,14 @@ class PlainSimulation:
         self.until_ms = until_ms
         self.session = Session(settings._replace(ledger=LedgerSettings("sqlite://", None)), clock=lambda: self.now_ms)
         self.replay(state)
-        self.steps: dict[str, tuple[Step, ...]] = {}
+        self.steps: dict[str, tuple[str, ...]] = {}
         self.machines: dict[str, list[dict[str, Region]]] = {}
         folder = None if settings.path is None else settings.path.absolute().parent
         for job in settings.jobs.values():
-            steps = self.steps[job.name] = pass_steps(job, load_fetch(job.fetch, job.options, folder))
+            self.steps[job.name] = pass_steps(job, load_fetch(job.fetch, job.options, folder))
             checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
             self.machines[job.name] = [
-                {name: Region(name, checkpoints.get(name), steps) for name in job.regions or ("",)}
+                {name: Region(name, checkpoints.get(name), job) for name in job.regions or ("",)}
                 for _ in range(settings.machines_of(job))
             ]
         self.totals = {
@@ -106,7 +105,7 @@ class PlainSimulation:
         regions, steps = list(machine.values()), self.steps[job.name]
         most = len(tick.regions) or len(regions)
         self.totals[job.name].ticks += 1
-        prices = [self.price(job, step) for step in steps]
+        prices = [self.price(job, method) for method in steps]
         for method, parts, _ in prices:
             for part in parts:
                 row = self.row(self.wanted, job, method, part.bucket)
@@ -141,10 +140,10 @@ class PlainSimulation:
             self.totals[job.name].passes[region.name] += 1
         return None
 
-    def price(self, job: JobSettings, step: Step) -> tuple[str, tuple[Part, ...], int | None]:
+    def price(self, job: JobSettings, called: str) -> tuple[str, tuple[Part, ...], int | None]:
         """Method, what it costs, and its units where the book does not know it."""
         book = self.settings.credentials[job.credential].book
-        method = book.canonical(step.method)
+        method = book.canonical(called)
         if method in book.methods:
             price, _ = book.price_at(method, self.now_ms)
             return method, price.parts, None
