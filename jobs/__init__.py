@@ -2,7 +2,7 @@
 
     job               the parts of a job: read it first
     runner            one run of a job; `run_job` is the door
-    account           what a run did, and how it ended
+    endings           the reports of a run, by how it ended
     attempts          one step of a run with its retries, and what its errors mean
     fetches           the built-in fetch functions
     places            who may cover the regions of a job, and where it stands in them

@@ -35,7 +35,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,9 +45,9 @@ from quota import Decision, Session
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
-from quota.common.text import describe, many, members
-from quota.jobs.account import Account, RegionOutcome, ended, failed_report, keep, refused_report, skipped
+from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
+from quota.jobs.endings import RegionOutcome, ended, failed_report, keep, refused_report, skipped
 from quota.jobs.job import Page, RunReport, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
 from quota.jobs.lock import Covers, Lock, note_covers, only_one
 from quota.jobs.places import Hold, checkpoints_of, release, work_of
@@ -253,6 +253,11 @@ class _Run:
     lock: Lock
     hold: Hold
     attempts: Attempts
+    outcomes: list[RegionOfRun] = field(default_factory=list)
+    added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
+    earlier: list[str] = field(default_factory=list)  # the regions that its round had covered before
+    idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
+    unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
     failed: list[Checkpoint] = field(default_factory=list)  # the regions that failed since upstream last answered
     here: Checkpoint = field(init=False)  # of the current region
     end: RunReport | None = None
@@ -261,7 +266,6 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.session, self.job = self.start.session, self.start.job
-        self.account = Account(self.session, self.job)
         # since upstream last answered: the address that did not answer in each region
         self.silent = [self.start.silent] if self.start.silent else []
 
@@ -273,13 +277,13 @@ class _Run:
         except BaseException as error:
             self.end = failed_report(self.session, self.job.name, error)
             keep(self.store, row, self._report(None))
-            if self.account.added and isinstance(error, quota.QuotaError) and not isinstance(error, StoreError):
+            if self.added and isinstance(error, quota.QuotaError) and not isinstance(error, StoreError):
                 self.hold.ending = "done"  # the regions stay with the store that has pages of their round
             raise
         keep(self.store, row, report)
         if self.start.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
             self.hold.ending = "stopped"  # its tick goes on with the next start
-        if self.end is not None and self.end.cannot_run and not self.account.added:
+        if self.end is not None and self.end.cannot_run and not self.added:
             self.hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
         return report
 
@@ -296,7 +300,7 @@ class _Run:
             checkpoints = pending[:max_regions]
             names = tuple(checkpoint.region for checkpoint in checkpoints)
             if len(pending) == len(checkpoints):
-                self.account.earlier = [region for region in regions if region not in names]
+                self.earlier = [region for region in regions if region not in names]
             note_covers(self.lock, Covers(self.start.whole, names))
             self.store.runs.cover(row, names)
             self.start.watcher.began(checkpoints, most)
@@ -312,7 +316,7 @@ class _Run:
                     outcome = self._unfinished()
                 if left is None and outcome.outcome in ("partial", "skipped"):
                     left = self.here
-                self.account.outcomes.append(outcome)
+                self.outcomes.append(outcome)
                 self.start.watcher.ended(outcome)
             if self.end is not None and self.end.outcome == "failed":
                 self._give_back(regions)
@@ -425,7 +429,10 @@ class _Run:
         """Store the page with its checkpoint, and tell everybody who follows the run."""
         units = self.attempts.unnoted()
         self.here = self.store.save_page(checkpoint, page, rows, units, started_at_ms=started_at_ms, finished=finished)
-        self.account.stored(checkpoint, page, finished=finished)
+        pages, items = self.added.get(checkpoint.region, (0, 0))
+        self.added[checkpoint.region] = pages + page.complete, items + page.items
+        if finished and not page.complete and not checkpoint.begun:
+            self.idle.append(checkpoint.region)
         self.start.watcher.page(self.here)
         stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
         took_ms = self.store.now_ms() - started_at_ms
@@ -450,8 +457,7 @@ class _Run:
         sql = "SELECT key FROM rows WHERE name = :table AND key IN (SELECT value FROM json_each(:ids))"
         keys = {f"{self.job.name} {name}": name for name in page.unknown}
         named = self.store.select(sql, table=UNKNOWN_IDS, ids=json.dumps([*keys]))
-        unknown = self.account.unknown
-        unknown += sorted({*page.unknown} - {keys[key] for (key,) in named} - {*unknown})
+        self.unknown += sorted({*page.unknown} - {keys[key] for (key,) in named} - {*self.unknown})
         rows = [*page.places.get(UNKNOWN_IDS, ()), *({"id": key} for key in keys)]
         return replace(page, places={**page.places, UNKNOWN_IDS: rows})
 
@@ -505,7 +511,10 @@ class _Run:
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def _outcome(self, outcome: RegionOutcome, error: str | None = None) -> RegionOfRun:
-        return self.account.outcome(self.here, outcome, error or self.left_out)
+        """How the current region ends."""
+        pages, items = self.added.get(self.here.region, (0, 0))
+        cursor, error = None if outcome == "done" else self.here.cursor, error or self.left_out
+        return RegionOfRun(self.here.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
 
     def _unfinished(self, error: str | None = None) -> RegionOfRun:
         return self._outcome("partial" if self.here.begun else "skipped", error)
@@ -514,12 +523,19 @@ class _Run:
         units, attempts = self.attempts.spent()
         with suppress(StoreError):  # the run's own row has the error
             self.store.runs.note_units(self.job.name, self.attempts.unnoted())
-        report = self.account.report(self.end, units, self.hold.away, self.attempts.passed_over)
+        regions = tuple(replace(o, units=units.get(o.region, 0)) for o in self.outcomes)
+        notes = "; ".join(self._notes(units))
+        end = self.end or self._own_end(regions, notes)
+        has_failed = any(region.outcome == "failed" for region in regions)
+        status = end.exit_status or (quota.QuotaError.exit_status if has_failed else 0)
         report = replace(
-            report,
+            end,
+            regions=regions,
+            units=sum(units.values()),
             attempts=attempts,
-            exit_status=128 + self.start.stop() if self.start.stop() else report.exit_status,
+            exit_status=128 + self.start.stop() if self.start.stop() else status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
+            elsewhere=self.hold.away,
             silent=self.silent[-1] if self.silent else "",
         )
         run = {"run": self.session.run, "job": self.job.name}
@@ -529,6 +545,35 @@ class _Run:
         outcome, number, why = report.outcome, len(report.regions), report.why
         _debug("run_ended", **run, outcome=outcome, regions=number, **spent, status=status, why=why)
         return report
+
+    def _own_end(self, regions: Sequence[RegionOfRun], notes: str) -> RunReport:
+        """The end of a run that came to the end of its regions."""
+        failed = [region for region in regions if region.outcome == "failed"]
+        if failed:
+            why, only = failed[0].error or "", failed[0].region if len(self.job.regions) > 1 else ""
+            if len(regions) > 1:
+                names, only = ", ".join(region.region for region in failed), ""
+                why = f"{len(failed)} of {len(regions)} regions failed ({names})"
+            return replace(ended(self.session, self.job, "failed", why), failed_region=only)
+        replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
+        return ended(self.session, self.job, "elsewhere" if replaced else "done", notes)
+
+    def _notes(self, units: Mapping[str, int]) -> Iterator[str]:
+        """What a run says of calls that it did not make, and of ids that upstream does not know."""
+        if idle := [region for region in self.idle if not units.get(region)]:
+            yield "there was nothing to fetch" + (f" in {listed(idle)}" if units else "")
+        if self.earlier:
+            yield f"its round had covered {listed(self.earlier)} before"
+        if self.unknown:
+            unknown = f"upstream does not know {', '.join(map(show, self.unknown))}: correct or remove them"
+            warn("unknown_ids", unknown, job=self.job.name)
+            yield unknown
+        if self.attempts.passed_over:
+            distinct = [*dict.fromkeys(self.attempts.passed_over)]
+            where = f", in {listed(distinct)}" if any(distinct) else ""
+            lacks = f"the fetch function went on without a call that was refused{where}"
+            warn("page_lacks_a_call", lacks, job=self.job.name)
+            yield lacks
 
 
 _CIRCLE = "the next page is one that this pass has already fetched; the next round begins with the first page"

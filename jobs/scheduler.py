@@ -50,9 +50,9 @@ from quota.common.clock import elapsed_s, host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe, many
 from quota.jobs import interruption, runner
-from quota.jobs.account import failed_report
 from quota.jobs.afterwards import follow_up
 from quota.jobs.attempts import refusal_of
+from quota.jobs.endings import failed_report
 from quota.jobs.job import RunReport, functions_of
 from quota.jobs.places import checkpoints_of, release
 from quota.jobs.store.checkpoints import by_rotation

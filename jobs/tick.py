@@ -127,7 +127,7 @@ class _How(NamedTuple):
 
 def _tick(session: Session, job: str, how: _How) -> RunReport:
     """Run a job once, print how it ended, and do what its configuration asks for then."""
-    from quota.jobs.account import failed_report
+    from quota.jobs.endings import failed_report
     from quota.jobs.job import job_called, line_of
     from quota.jobs.runner import run_job
 
@@ -169,7 +169,7 @@ def _tick(session: Session, job: str, how: _How) -> RunReport:
 def _one_of_all(session: Session, job: str, how: _How) -> RunReport:
     """The same for one job of several. It prints an error, and the next job runs. Each run has its own session, and so
     its own id; those of a rehearsal share one ledger in memory."""
-    from quota.jobs.account import failed_report
+    from quota.jobs.endings import failed_report
 
     with type(session)(session.settings) if how.clock is None else nullcontext(session) as own:
         try:
