@@ -367,7 +367,7 @@ class _Run:
             waiting = any(p.pending and (p.failed_at_ms or 0) <= (p.completed_at_ms or 0) for p in places)
             for place in sorted(places, key=lambda place: (place.region in early, ended_at(place))):
                 if waiting and place.region in early:
-                    self.hold.keep(self.store.turn_back(place))
+                    self.hold.keep(self.store.change(place, pending=True))
                 elif early and not waiting and (place.pending or place.region in early):
                     self.hold.keep(self.store.fail(place, keep_cursor=True))
 

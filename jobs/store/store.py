@@ -349,26 +349,19 @@ class Store(AbstractContextManager["Store"]):
         """End the passes that have all of these pages: the job asked for more when they began. Returns where these
         regions stand."""
         complete = [place.completed() for place in self.checkpoints(job, regions, work) if place.is_complete(pages)]
-
-        def work_on(db: sqlite3.Connection) -> None:
-            for place in complete:
-                change_checkpoint(db, place, **members(place, "pending cursor completed_at_ms"))
-
-        if complete:
-            self._write(work_on)
-        return complete
+        return [self.change(place, **members(place, "pending cursor completed_at_ms")) for place in complete]
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
         """End a pass with an error. The round counts the region as covered, so that it does not hold up the others.
 
         With `keep_cursor` the next round continues from the cursor, otherwise it begins with the first page.
         """
-        ended = {"pending": False, "failed_at_ms": self._clock(), **({} if keep_cursor else FIRST_PAGE)}
-        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, **ended))
+        afresh = {} if keep_cursor else FIRST_PAGE
+        return self.change(checkpoint, pending=False, failed_at_ms=self._clock(), **afresh)
 
-    def turn_back(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Make the current round cover the region after all, behind the regions that did not fail."""
-        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, pending=True))
+    def change(self, checkpoint: Checkpoint, **fields: Any) -> Checkpoint:
+        """Give the region's checkpoint these fields."""
+        return self._changed(checkpoint, lambda db: change_checkpoint(db, checkpoint, **fields))
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
         """Start a pass again from its first page, and delete the rankings that it has stored."""
