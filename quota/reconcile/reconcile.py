@@ -385,12 +385,10 @@ def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostB
     rows = []
     for method in {**theirs, **charged}:
         units, number = theirs[method], calls[method]
-        row = MethodCount(method, units, charged[method], number, price_units=None, upstream_price_units=None)
-        if method in book.methods:
-            row = row._replace(price_units=book.price(method).units)
-        if number and units and units % number == 0 and units != charged[method]:
-            row = row._replace(upstream_price_units=units // number)
-        rows.append(row)
+        price_units = book.price(method).units if method in book.methods else None
+        differs = number and units and units % number == 0 and units != charged[method]
+        upstream_price_units = units // number if differs else None
+        rows.append(MethodCount(method, units, charged[method], number, price_units, upstream_price_units))
     return tuple(sorted(rows, key=lambda row: (-abs(row.upstream_units - row.our_units), row.method)))
 
 

@@ -386,7 +386,9 @@ def _limit_rows(
     project = project_of(budget)
     facts = project.reading.facts  # as the outlook saw them
     counts_since_ms = project.reading.trimmed[0]
-    reserved = _reserved_units(project, budget.limits, outlook.states, at_ms)
+    reserved: Mapping[str, int] = {}  # read from the log: no decision uses it
+    if any(state.used_units for state in outlook.states):
+        reserved = reserved_of(charges(project, at_ms - RESERVED_MS + 1), budget.limits, at_ms)
     grants = {grant.bucket: grant for grant in facts.grants if grant.believed_at(at_ms)}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
@@ -450,15 +452,6 @@ def _next_capacity(project: Project, limit: Limit, enforced_units: int, state: L
 
 RESERVED_MS = HOUR_MS
 """How long the status shows a reservation that is not settled. After that it counts as spent."""
-
-
-def _reserved_units(
-    project: Project, limits: Sequence[Limit], states: Sequence[LimitState], at_ms: int
-) -> Mapping[str, int]:
-    """The reserved units of each limit, read from the log. No decision uses them."""
-    if not any(state.used_units for state in states):
-        return {}
-    return reserved_of(charges(project, at_ms - RESERVED_MS + 1), limits, at_ms)
 
 
 def reserved_of(spent: Iterable[Spent], limits: Sequence[Limit], at_ms: int) -> Mapping[str, int]:
