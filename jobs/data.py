@@ -28,7 +28,7 @@ from quota.cli.options import (
     since_ms_of,
     yes_option,
 )
-from quota.cli.output import confirmed, json_text, print_as, print_rich, say, unwound
+from quota.cli.output import confirmed, json_text, print_as, print_parts, say, unwound
 from quota.common.clock import host_clock, stamp
 from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.progress import named
@@ -39,14 +39,13 @@ from quota.terms.limits import MINUTE_MS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
-
     from quota import Session
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.jobs.store.reader import SearchResult
     from quota.jobs.store.store import Store
     from quota.reports.runs import Run
     from quota.settings.model import JobSettings
+    from quota.wording import Table
 
 NAMED_REGIONS = 3
 """The most regions of a run that a table names."""
@@ -80,7 +79,7 @@ def runs(job: str | None, since: str, limit: int, form: str, config: str | None)
     if print_as(form, {"runs": rows}, RUN_FIELDS, rows):
         return
     if past_runs:
-        print_rich(_runs_table(past_runs, session.settings.jobs))
+        print_parts([_runs_table(past_runs, session.settings.jobs)])
     else:
         of = "" if job is None else f" of {show(job)}"
         say(f"no run{of} in the last {since} on this machine{_hint(session.settings.jobs, job, None)}")
@@ -103,9 +102,9 @@ def _with_spending(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
     return [replace(run, **spent.get(run.run, {})) if run.ended_ms is None else run for run in past_runs]
 
 
-def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> RenderableType:
+def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Table:
     """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
-    from quota.cli.output import ANY_WIDTH, FirstThatFits, layouts, new_console
+    from quota.cli.output import ANY_WIDTH, new_console
     from quota.jobs.store.runs import UNFINISHED
     from quota.wording import Table, Tone
 
@@ -127,8 +126,7 @@ def _runs_table(runs: Sequence[Run], jobs: Mapping[str, JobSettings]) -> Rendera
     headings = ("began", "run", "job", "outcome", "regions", "items", "units", "took", "why")
     by_outcome: dict[str, Tone] = {"failed": "bad", UNFINISHED: "note"}
     tones = [by_outcome.get(run.outcome, "") for run in runs]
-    table = Table(headings, rows, numbers=(5, 6, 7), tones=tones, without=(7, 5))
-    return FirstThatFits(layouts(table, least_fold=24))
+    return Table(headings, rows, numbers=(5, 6, 7), tones=tones, without=(7, 5), least_fold=24)
 
 
 def _regions(run: Run, job: JobSettings | None) -> str:

@@ -48,7 +48,8 @@ class Line(NamedTuple):
 class Table(NamedTuple):
     """Rows under headings. `numbers` are the columns with numbers, `whole` those that are never folded, because people
     copy their values. `tones` has the tone of each row; empty: all are plain. In a narrow terminal those in `joined`
-    share the column of the first of them; then it leaves out those in `without`, one after the other."""
+    share the column of the first of them; then it leaves out those in `without`, one after the other. With
+    `least_fold`, columns go before lines are folded to fewer characters."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -58,6 +59,7 @@ class Table(NamedTuple):
     footer: Sequence[str] = ()
     joined: Sequence[int] = ()
     without: Sequence[int] = ()
+    least_fold: int = 0
 
     @property
     def shown(self) -> list[int]:

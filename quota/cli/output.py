@@ -75,11 +75,6 @@ def print_as(
     return form != "text"
 
 
-def print_parts(parts: Iterable[Part], *, err: bool = False) -> None:
-    """Lines and tables for people."""
-    print_rich(render_parts(parts), err=err)
-
-
 def can_ask() -> bool:
     """Whether a person at a terminal can answer."""
     return os.isatty(0) and os.isatty(2)
@@ -112,14 +107,14 @@ def new_console(**options: Any) -> Console:
     return console
 
 
-def print_rich(renderable: Any, *, err: bool = False) -> None:
-    """A table or text for people. A terminal gets colours; a pipe or a file gets no spaces at the ends of lines."""
-    console = new_console(stderr=err)
+def print_parts(parts: Iterable[Part], *, err: bool = False) -> None:
+    """Lines and tables for people. A terminal gets colours; a pipe or a file gets no spaces at the ends of lines."""
+    console, drawn = new_console(stderr=err), render_parts(parts)
     if console.is_terminal:
-        console.print(renderable, crop=False)  # all that is printed fits
+        console.print(drawn, crop=False)  # all that is printed fits
         return
     with console.capture() as printed:
-        console.print(renderable, crop=False)
+        console.print(drawn, crop=False)
     stream = sys.stderr if err else sys.stdout
     stream.write("\n".join(line.rstrip(" ") for line in printed.get().split("\n")))
     stream.flush()
@@ -244,16 +239,15 @@ _PIECE = r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*"
 """A word with the separators after it. A date is one word, also with a time after it."""
 
 
-def layouts(table: Table, *, least_fold: int = 0) -> Iterator[RichTable]:
+def layouts(table: Table) -> Iterator[RichTable]:
     """The same table, narrower each time: first with less space between the columns, then with lines folded between
-    words, then with the columns in `joined` as one, then without the columns in `without`, one after the other. With
-    `least_fold`, columns go before lines are folded to less than that. Cells are plain text, and numbers are aligned
-    right.
+    words, then with the columns in `joined` as one, then without the columns in `without`, one after the other. Cells
+    are plain text, and numbers are aligned right.
     """
     if table.joined:
-        yield from layouts(table._replace(joined=(), without=()), least_fold=least_fold)
+        yield from layouts(table._replace(joined=(), without=()))
         table = _joined(table)
-    for least in (least_fold, 0) if least_fold else (0,):
+    for least in dict.fromkeys((table.least_fold, 0)):
         for left_out in range(len(table.without) + 1):
             without = table.without[:left_out]
             for padding, maximum in _LAYOUTS:
