@@ -32,9 +32,9 @@ from quota.jobs.job import (
     NotImported,
     attempt_of,
     check_regions,
+    fault_of_region,
     fetch_to_look_at,
     names_in,
-    no_region_codes,
     regions_of_users,
     sink_to_look_at,
 )
@@ -85,11 +85,10 @@ def fetches(settings: Settings) -> Iterator[Finding]:
 
 
 def _unknown_regions(job: JobSettings, users: frozenset[str], codes: Set[str]) -> Iterator[Finding]:
-    errors = {location: (message, near) for location, message, near in no_region_codes(job, users)}
     for index, region in enumerate(job.regions):
         location = f"jobs.{job.name}.regions[{index}]"
-        if location in errors:
-            yield Finding("error", location, *errors[location])
+        if fault := fault_of_region(region, users):
+            yield Finding("error", location, *fault)
         elif region not in codes:
             yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
 
@@ -289,11 +288,11 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
         now_ms, answers = host_clock(), False
         if session.settings.store.places_in_ledger:
             no_store = no_store or f'with places = "ledger" a run begins where the ledger says: {error}'
-    without: dict[tuple[str, str], Decision] = {}
+    decided: dict[tuple[str, str], Decision] = {}
     for job in session.settings.jobs.values():
         where = runs_on(session, job, answers=answers)
         next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
-        why, refusal = _refusal(session, job, no_store, None if answers else without, here=here)
+        why, refusal = _refusal(session, job, no_store, {} if answers else decided, here=here)
         yield where._replace(next_ms=next_ms, why=why, refusal=refusal)
 
 
@@ -301,14 +300,14 @@ def _refusal(
     session: Session,
     job: JobSettings,
     no_store: str,
-    without: dict[tuple[str, str], Decision] | None,
+    decided: dict[tuple[str, str], Decision],
     *,
     here: bool,
 ) -> tuple[str, Decision | None]:
     """Why a run could not go on now, in the order in which a run would notice, and the decision if the budget refuses
     its first call; ("", None) if it could. If the fetch function names no call or is not imported here, the call that
-    stopped the job's last run stands for it, else the cheapest. `without` has the decisions without a ledger, which are
-    the same for all jobs: each waits for it. None: the ledger answers."""
+    stopped the job's last run stands for it, else the cheapest. `decided` has the decisions without a ledger, which are
+    the same for all jobs: each waits for it."""
     budget = session.budget(job.credential)
     checkpoint, method, refused = Checkpoint(job.name, (job.regions or ("",))[0]), None, None
     with suppress(StoreError, quota.ConfigError, quota.LedgerError), Store.if_made(session.settings.store) as store:
@@ -339,7 +338,6 @@ def _refusal(
         method = refused if refused in costs else cheapest
     try:
         if method is not None:
-            decided = {} if without is None else without
             if (call := (job.credential, method)) not in decided:
                 units = budget.checklists.least_reserved(method)
                 decided[call] = budget.peek(method, units=units, job=job.name, region=checkpoint.region)

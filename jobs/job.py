@@ -512,8 +512,10 @@ def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | No
 
 def check_regions(settings: Settings, job: JobSettings) -> None:
     """Raises ConfigError if upstream cannot know a region of the job."""
-    for location, message, near in no_region_codes(job, regions_of_users(settings)):
-        raise quota.ConfigError(f"{settings.source}: {location}: {message}; {near}")
+    users = regions_of_users(settings)
+    for index, region in enumerate(job.regions if job.fetch in BUILT_IN_FETCHES else ()):
+        if fault := fault_of_region(region, users):
+            raise quota.ConfigError(f"{settings.source}: jobs.{job.name}.regions[{index}]: {'; '.join(fault)}")
 
 
 def regions_of_users(settings: Settings) -> frozenset[str]:
@@ -523,21 +525,17 @@ def regions_of_users(settings: Settings) -> frozenset[str]:
     return frozenset(chain.from_iterable(own))
 
 
-def no_region_codes(job: JobSettings, users: frozenset[str]) -> Iterator[tuple[str, str, str]]:
-    """The regions of a built-in job that upstream cannot know: the place in the configuration, the message, and a hint.
-    `users` are the regions of jobs with the user's own functions."""
-    if job.fetch not in BUILT_IN_FETCHES:
-        return
-    for index, region in enumerate(job.regions):
-        code = region.upper()
-        is_code = region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK"
-        if is_code or region in users:
-            continue
-        from quota.jobs.emulator.catalogue import REGIONS  # most ticks need no names of regions
+def fault_of_region(region: str, users: frozenset[str]) -> tuple[str, str] | None:
+    """Why upstream cannot know a region of a built-in job, and a hint; None if it may. `users` are the regions of jobs
+    with the user's own functions."""
+    code = region.upper()
+    is_code = region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK"
+    if is_code or region in users:
+        return None
+    from quota.jobs.emulator.catalogue import REGIONS  # most ticks need no names of regions
 
-        near = "did you mean 'GB'?" if code == "UK" else nearest(code, REGIONS)
-        message = f"{region!r:.100} is no region code of ISO 3166-1, like 'US'"
-        yield f"jobs.{job.name}.regions[{index}]", message, near
+    near = "did you mean 'GB'?" if code == "UK" else nearest(code, REGIONS)
+    return f"{region!r:.100} is no region code of ISO 3166-1, like 'US'", near
 
 
 def regions_of(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
