@@ -95,7 +95,7 @@ class _Calls:
 
 @dataclass(eq=False)
 class Attempts(Listener):
-    """The steps of one run. Tests set `wait`, a tenacity wait between attempts."""
+    """The steps of one run; the last one began `here`. Tests set `wait`, a tenacity wait between attempts."""
 
     session: Session
     job: JobSettings
@@ -113,8 +113,8 @@ class Attempts(Listener):
         self._budget.listener = self
         self.client: Any = None  # until there is one, an error concerns all regions
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
+        self.here = Checkpoint(self.job.name, "")
         self.tries = 0  # the attempts of the last step
-        self._page = "", 0  # the region and the number of the page that is being fetched
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
         self._unnoted: deque[tuple[int, int]] = deque()  # page numbers and units that the store does not have yet
         self._calls = _Calls()  # of the last attempt
@@ -130,7 +130,8 @@ class Attempts(Listener):
         calls.refused, calls.refused_upstream = None if decision.admitted else decision, None
         calls.any_refused |= not decision.admitted
         if decision.id is not None:
-            self._admitted[decision.id] = call = _Admitted(*self._page, decision.cost_units)
+            call = _Admitted(self.here.region, self.here.pages + 1, decision.cost_units)
+            self._admitted[decision.id] = call
             self._unnoted.append((call.page, call.units))
             calls.admitted.append(decision)
         self.watcher.decided(decision)
@@ -153,22 +154,21 @@ class Attempts(Listener):
     def step(self, checkpoint: Checkpoint, attempts: int, silent: Sequence[str]) -> Page:
         """One step of the fetch function. It makes no further attempt at an address that is `silent`. Raises the error
         of the last attempt, Refused, and Interrupted."""
+        self.here, self.tries = checkpoint, 0
         if self.client is None:
-            self._connect(checkpoint)
+            self._connect()
         self.of_run = self.job.name, checkpoint.region
-        self._page = checkpoint.region, checkpoint.pages + 1
-        self.tries = 0
         import tenacity
 
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_before_delay(LAST_ATTEMPT_S),
             wait=self.wait or tenacity.wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
-            retry=tenacity.retry_if_exception(lambda error: self._worth_retrying(error, checkpoint, silent)),
-            before_sleep=lambda state: self._say_retry(state, checkpoint),
+            retry=tenacity.retry_if_exception(lambda error: self._worth_retrying(error, silent)),
+            before_sleep=self._say_retry,
             sleep=self._sleep,
             reraise=True,
         )
-        page = retrying(self._attempt, checkpoint)
+        page = retrying(self._attempt)
         if self._calls.any_refused:
             self.passed_over.append(checkpoint.region)
         if not isinstance(page, Page):
@@ -180,19 +180,19 @@ class Attempts(Listener):
             raise quota.BadAnswer(f"{why}; if that is right, raise max_items")
         return page
 
-    def _attempt(self, checkpoint: Checkpoint) -> Any:
+    def _attempt(self) -> Any:
         """One call of the fetch function. Raises Refused if it hid a refusal of its last call."""
         self.tries += 1
         self._calls = _Calls()
         # Pass copies: an earlier attempt may have changed its cursor and options.
-        cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
+        cursor, options = copy.deepcopy((self.here.cursor, dict(self.job.options)))
         try:
-            page = self.fetch(self.client, checkpoint.region, cursor, **{**self._given, **options})
+            page = self.fetch(self.client, self.here.region, cursor, **{**self._given, **options})
         except quota.QuotaError:
             raise
         except BaseException as error:  # a function may hide a refusal behind its own error
             hidden = (cause.decision for cause in behind(error) if isinstance(cause, quota.Refused))
-            refused = next(hidden, None) or self._refusal_of_step(checkpoint)
+            refused = next(hidden, None) or self._refusal_of_step()
             if refused is not None:
                 raise quota.Refused(refused) from error
             first = first_of(error)
@@ -203,16 +203,16 @@ class Attempts(Listener):
                 raise first from error
             raise
         # What the refused call would have brought is missing. A function that made another call instead goes on.
-        if (refused := self._refusal_of_step(checkpoint)) is not None:
+        if (refused := self._refusal_of_step()) is not None:
             raise quota.Refused(refused)
         return page
 
-    def _refusal_of_step(self, checkpoint: Checkpoint) -> Decision | None:
+    def _refusal_of_step(self) -> Decision | None:
         """The refusal of the last call of this step, by the budget or by upstream. The budget counted its own already;
         this counts that of upstream."""
         calls = self._calls
         if calls.refused_upstream is not None:
-            self._budget.note_refusal(calls.refused_upstream, self.job.name, checkpoint.region)
+            self._budget.note_refusal(calls.refused_upstream, self.job.name, self.here.region)
         return calls.refused or calls.refused_upstream
 
     def too_dear(self, refused: Decision) -> str | None:
@@ -234,9 +234,9 @@ class Attempts(Listener):
         needs = f"the calls of one step need {many(needed, full.noun)}, and {full.name!r} holds {most:,}"
         return f"{needs}, so no run can end it; make fewer calls in a step, or raise the limit"
 
-    def _connect(self, checkpoint: Checkpoint) -> None:
+    def _connect(self) -> None:
         """Make the client, but only if the budget would admit its first call: the import is slow."""
-        refused = refusal_of(self._budget, self.job, self.fetch, checkpoint)
+        refused = refusal_of(self._budget, self.job, self.fetch, self.here)
         if refused is not None:
             raise quota.Refused(refused)
         from quota.clients.upstream import upstream_of
@@ -260,9 +260,9 @@ class Attempts(Listener):
             if now_s - self._signalled_s >= within_s:
                 raise Interrupted(f"; the page in flight took over {within_s:g} s and was abandoned")
 
-    def failure_of(self, error: Exception, checkpoint: Checkpoint) -> Failure:
-        """The meaning of an error of the step at this checkpoint."""
-        method = attempt_of(self.fetch, checkpoint.cursor) or ""
+    def failure_of(self, error: Exception) -> Failure:
+        """The meaning of an error of the last step."""
+        method = attempt_of(self.fetch, self.here.cursor) or ""
         failure = classify_failure(error, method=method, book=self._budget.book)
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
         # It may come out of a client that asks an API: a metered one, or one that names its request.
@@ -282,18 +282,18 @@ class Attempts(Listener):
             return False
         return passed(error, r"quota\.clients\.") or not line_of(error, self.job.fetch)
 
-    def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint, silent: Sequence[str]) -> bool:
+    def _worth_retrying(self, error: BaseException, silent: Sequence[str]) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
             return False
-        failure = self.failure_of(error, checkpoint)
+        failure = self.failure_of(error)
         is_short = failure.wait_ms < LAST_ATTEMPT_S * 1_000
         return failure.kind == "transient" and is_short and failure.silent not in silent
 
-    def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
-        why, wait_s = self.failure_of(state.outcome.exception(), checkpoint).message, state.next_action.sleep
+    def _say_retry(self, state: Any) -> None:
+        why, wait_s = self.failure_of(state.outcome.exception()).message, state.next_action.sleep
         facts = {"attempt": state.attempt_number, "wait_ms": round(wait_s * 1_000), "why": why}
-        log.debug("%s", line("attempt_failed", job=checkpoint.job, region=checkpoint.region, **facts))
-        self.watcher.retry(checkpoint, why, wait_s)
+        log.debug("%s", line("attempt_failed", job=self.here.job, region=self.here.region, **facts))
+        self.watcher.retry(self.here, why, wait_s)
 
     def _sleep(self, seconds: float) -> None:
         """Wait between two attempts, in short pieces, because a signal ends the wait."""

@@ -376,14 +376,13 @@ class _Run:
         inherited = self.here.cursor is not None  # from an earlier run, so upstream may no longer know it
         steps, lost, most = 0, 0, pages_of(self.job)  # steps without a whole page, and without a part, in a row
         while True:
-            checkpoint = self.here
             if self.start.stop():
                 raise Interrupted
             check_space(self.store.path)
             started_at_ms = self.store.now_ms()
             attempts = 1 if self.down else ATTEMPTS
             try:
-                page = self._note_unknown(self.attempts.step(checkpoint, attempts, self.silent))
+                page = self._note_unknown(self.attempts.step(self.here, attempts, self.silent))
                 rows = rows_of(self.job.fetch, self.job.tables, {**page.rows, **page.places})
                 self.hold.check(page.cursor)
                 steps = 0 if page.complete else steps + 1
@@ -392,42 +391,40 @@ class _Run:
             except Exception as error:
                 if self.attempts.ends_run(error):
                     raise
-                failure = self._noted_failure(error, checkpoint)
+                failure = self._noted_failure(error)
                 if failure.kind == "cursor" and inherited:
-                    self.here, inherited = self.store.restart(checkpoint), False
+                    self.here, inherited = self.store.restart(self.here), False
                     self.hold.keep(self.here)
                     continue
                 left_out = left_out_by(error)
                 if left_out is None or not failure.of_one_call:
-                    return self._give_up(checkpoint, failure)
+                    return self._give_up(failure)
                 part, page = left_out
                 rows = rows_of(self.job.fetch, {}, page.places)
                 self.left_out, lost = f"{part}: {failure.message}", lost + 1
-                if page.cursor is None and not checkpoint.pages:  # no part succeeded: the next pass tries all
-                    return self._give_up(checkpoint, failure._replace(kind="region"))
+                if page.cursor is None and not self.here.pages:  # no part succeeded: the next pass tries all
+                    return self._give_up(failure._replace(kind="region"))
             else:
                 lost, self.down = 0, False
                 self.silent, self.failed = [], []
             inherited = False
-            finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= most)
-            if not finished and self.store.was_at(checkpoint, page.cursor):
-                return self._give_up(checkpoint, Failure("region", _CIRCLE, answered=True))
+            finished = page.cursor is None or (page.complete and self.here.pages + 1 >= most)
+            if not finished and self.store.was_at(self.here, page.cursor):
+                return self._give_up(Failure("region", _CIRCLE, answered=True))
             if (refused := self._hand_over(page)) is not None:
-                return self._give_up(checkpoint, refused)
-            self._save(checkpoint, page, rows, started_at_ms, finished=finished)
+                return self._give_up(refused)
+            self._save(page, rows, started_at_ms, finished=finished)
             if finished:
                 break
-            if checkpoint.region in self.hold.away:
+            if self.here.region in self.hold.away:
                 return self._unfinished()
             if lost > 1:  # all may fail at their full cost: the next pass tries the others first
-                return self._give_up(self.here, Failure("answer", str(self.left_out)))
+                return self._give_up(Failure("answer", str(self.left_out)))
         return self._outcome("failed" if self.left_out else "done")
 
-    def _save(
-        self, checkpoint: Checkpoint, page: Page, rows: Sequence[Row], started_at_ms: int, *, finished: bool
-    ) -> None:
+    def _save(self, page: Page, rows: Sequence[Row], started_at_ms: int, *, finished: bool) -> None:
         """Store the page with its checkpoint, and tell everybody who follows the run."""
-        units = self.attempts.unnoted()
+        checkpoint, units = self.here, self.attempts.unnoted()
         self.here = self.store.save_page(checkpoint, page, rows, units, started_at_ms=started_at_ms, finished=finished)
         pages, items = self.added.get(checkpoint.region, (0, 0))
         self.added[checkpoint.region] = pages + page.complete, items + page.items
@@ -439,14 +436,14 @@ class _Run:
         _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
         self.hold.renew(self.here)
 
-    def _noted_failure(self, error: Exception, checkpoint: Checkpoint) -> Failure:
-        """The failure of the step at this checkpoint. Notes what it says of upstream."""
-        failure = self.attempts.failure_of(error, checkpoint)
+    def _noted_failure(self, error: Exception) -> Failure:
+        """The failure of the last step. Notes what it says of upstream."""
+        failure = self.attempts.failure_of(error)
         self.down = failure.kind == "transient"
         if failure.answered or (failure.kind == "answer" and not failure.silent):
             self.silent, self.failed = [], []
-        here = members(checkpoint, "job region")
-        _debug("step_failed", exc_info=True, **here, page=checkpoint.pages + 1, kind=failure.kind)
+        here = members(self.here, "job region")
+        _debug("step_failed", exc_info=True, **here, page=self.here.pages + 1, kind=failure.kind)
         return failure
 
     def _note_unknown(self, page: Page) -> Page:
@@ -478,12 +475,12 @@ class _Run:
             return Failure("answer", f"sink = {self.job.sink!r}: {why}; the next round fetches the page again")
         return None
 
-    def _give_up(self, checkpoint: Checkpoint, failure: Failure) -> RegionOfRun:
+    def _give_up(self, failure: Failure) -> RegionOfRun:
         match failure.kind:
             case "exhausted":
                 # The metering has closed the bucket; the budget knows until when.
                 budget = self.session.budget(self.job.credential)
-                decision = refusal_of(budget, self.job, self.attempts.fetch, checkpoint)
+                decision = refusal_of(budget, self.job, self.attempts.fetch, self.here)
                 if decision is None:
                     stopped = ended(self.session, self.job, "stopped", failure.message)
                     self.end = replace(stopped, refused=True, refused_by=failure.bucket)
