@@ -59,10 +59,9 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
     """
     if report.outcome == "overlap":
         if session.settings.notify is not None:
-            job, stale_ms = session.settings.jobs[report.job], session.settings.notify.stale_ms
-            project = session.credential(job.credential).project
+            job = session.settings.jobs[report.job]
             regions, now_ms = _regions(session, job, report), ledgers_clock(session)
-            notify(session, list(_notices_of_regions(project, job.name, now_ms, stale_ms, regions)))
+            notify(session, list(_notices_of_regions(session, job, now_ms, regions)))
         return
     if session.settings.textfile is not None or session.settings.notify is not None:
         job = session.settings.jobs[report.job]
@@ -186,7 +185,7 @@ def _tell(
     notices = [*_notices_of_run(project, report, status)]
     if report.outcome != "elsewhere" or report.elsewhere:  # else the machine that runs the tick reports them
         now_ms = host_clock() if status is None else ledgers_clock(session)
-        notices += _notices_of_regions(project, job.name, now_ms, settings.stale_ms, regions)
+        notices += _notices_of_regions(session, job, now_ms, regions)
     if status is not None:
         notices += _notices_of_budget(project, status)
         trouble = status.unwritable
@@ -271,25 +270,22 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
 
 
 def _notices_of_regions(
-    project: str,
-    job: str,
-    now_ms: int,
-    stale_ms: int | None,
-    regions: Sequence[_Region],
+    session: Session, job: JobSettings, now_ms: int, regions: Sequence[_Region]
 ) -> Iterator[Notice]:
     """The notices of stale regions at a time. A region on another machine is stale if that machine is silent for as
     long."""
+    project, settings = session.credential(job.credential).project, session.settings.notify
     for checkpoint, due_ms, away in regions:
         region, completed_ms = checkpoint.region, checkpoint.completed_at_ms
         did = "was last complete" if completed_ms is not None else "was never complete: its job first ran"
         if away is not None:
             due_ms = now_ms - away.now_ms + away.heard_ms
             did = f"runs on {away.runs_on}, which was last heard of"
-        if due_ms is None or not is_stale(due_ms, now_ms, stale_ms):
+        if settings is None or due_ms is None or not is_stale(due_ms, now_ms, settings.stale_ms):
             continue
-        where = f"region {region} of job {job}" if region else f"job {job}"
+        where = f"region {region} of job {job.name}" if region else f"job {job.name}"
         message = f"{where} {did} {spell(now_ms - due_ms)} ago"
         if (ahead_ms := due_ms - now_ms) > 0:
             message = f"{where} {did} while a clock was wrong: it is dated {spell(ahead_ms)} ahead"
         facts = members(checkpoint, "job region completed_at")
-        yield Notice("stale", project, f"{job} {region}".rstrip(), message, DAY_MS, facts, cause=str(due_ms))
+        yield Notice("stale", project, named(job.name, region), message, DAY_MS, facts, cause=str(due_ms))
