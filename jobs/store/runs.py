@@ -18,6 +18,7 @@ from typing import Any
 from quota.common.clock import LATEST_MS
 from quota.common.sqlite_file import SqliteFile
 from quota.common.text import members, shorten
+from quota.jobs.job import Page
 from quota.jobs.store.checkpoints import assigned
 from quota.jobs.store.file import note_time
 from quota.reports.runs import Bought, RegionOfRun, Run
@@ -202,8 +203,7 @@ def note_units(db: sqlite3.Connection, job: str, units: Units, now_ms: int) -> N
     db.executemany(_ADD, [(day_ms, job, min(page, MAX_PAGE), 0, 0, 0, cost) for page, cost in units])
 
 
-def note_page(
-    db: sqlite3.Connection, job: str, page: int, now_ms: int, *, complete: bool, items: int, new: int
-) -> None:
-    if complete or items:
-        db.execute(_ADD, (now_ms // DAY_MS * DAY_MS, job, min(page, MAX_PAGE), int(complete), items, new, 0))
+def note_page(db: sqlite3.Connection, job: str, number: int, page: Page, new: int, now_ms: int) -> None:
+    if page.complete or page.items:
+        brought = min(number, MAX_PAGE), int(page.complete), page.items, new, 0
+        db.execute(_ADD, (now_ms // DAY_MS * DAY_MS, job, *brought))

@@ -303,7 +303,7 @@ class Store(AbstractContextManager["Store"]):
                 upsert(db, "channels", channel_row(channel, now_ms))
             save([row for row in rows if row.table not in page.places])
             new, number = entries(db) - before, checkpoint.pages + 1
-            note_page(db, checkpoint.job, number, now_ms, complete=page.complete, items=page.items, new=new)
+            note_page(db, checkpoint.job, number, page, new, now_ms)
             note_units(db, checkpoint.job, units, now_ms)
             if page.ranked:
                 of_pass = checkpoint.job, checkpoint.region, taken_at_ms
