@@ -251,26 +251,21 @@ def read_status(
         silent: list[LedgerError] = []
 
         def reading(name: str) -> CredentialRow:
+            settings, budget = credentials[name], session.budget(name)
+            project, allowance = project_of(budget), allowed.get(settings.project)
             try:
-                return answered(name)
+                outlook = budget.outlook(methods.get(settings.project, []))
+                facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
+                # On each machine a closed bucket opens a little later than upstream's reset, and is shown until then.
+                exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
+                closed = {x.bucket: x.opens_ms(jitter_ms) for x in exhausted if not x.reopened_ms}
+                limits = tuple(_limit_rows(budget, outlook, closed, at_ms, next_capacity=next_capacity))
             except UnusableLedger:
                 raise
             except LedgerError as error:
                 silent.append(error)
-                settings, budget = credentials[name], session.budget(name)
-                allowance = allowed.get(settings.project)
-                return CredentialRow(
-                    budget.outlook_without_ledger(error), settings, budget.owed_units(), (), (), allowance=allowance
-                )
-
-        def answered(name: str) -> CredentialRow:
-            settings, budget = credentials[name], session.budget(name)
-            project, outlook = project_of(budget), budget.outlook(methods.get(settings.project, []))
-            facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
-            # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
-            exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
-            closed = {x.bucket: x.opens_ms(jitter_ms) for x in exhausted if not x.reopened_ms}
-            limits = tuple(_limit_rows(budget, outlook, closed, at_ms, next_capacity=next_capacity))
+                outlook = budget.outlook_without_ledger(error)
+                return CredentialRow(outlook, settings, budget.owed_units(), (), (), allowance=allowance)
             return CredentialRow(
                 outlook=outlook,
                 settings=settings,
@@ -281,7 +276,7 @@ def read_status(
                 put_back=tuple(loss for loss in facts.losses if loss.at_ms > at_ms - DAY_MS),
                 early=tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
                 compared=facts.compared,
-                allowance=allowed.get(settings.project),
+                allowance=allowance,
             )
 
         read: dict[Project, CredentialRow] = {}
