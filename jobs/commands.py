@@ -10,7 +10,7 @@ import sys
 from datetime import date
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -33,6 +33,9 @@ from quota.terms.limits import MAX_UNITS
 
 API_LISTENS = Listen("127.0.0.1", 8080)
 EMULATOR_LISTENS = Listen("127.0.0.1", 8765)
+
+FROM: dict[str, Literal["next"] | None] = {"now": None, "empty": "next"}
+"""What a plan takes for the first day, by the words of --from."""
 
 
 @click.command("schedule")
@@ -96,12 +99,13 @@ def plan(days: int | None, begin: str, form: str, config: str | None) -> int:
     from quota.jobs.plan.plan import make_plan, plan_parts
     from quota.jobs.plan.simulation import EMPTY, read_state
 
-    from_empty = begin == "empty"
     try:
-        first_day = None if begin in ("now", "empty") else date.fromisoformat(begin)
+        first_day = FROM[begin] if begin in FROM else date.fromisoformat(begin)
     except ValueError:
         raise quota.UsageError(f"--from {begin!r}: write now, empty, or a date such as 2026-11-01") from None
-    if first_day is not None and not 1970 < first_day.year <= 5000:  # a plan looks ahead, and calendars end in 5138
+    if (
+        isinstance(first_day, date) and not 1970 < first_day.year <= 5000
+    ):  # a plan looks ahead, and calendars end in 5138
         raise quota.UsageError(f"--from {begin!r}: the year must be from 1971 to 5000")
     say_progress, is_seen = now_and_then(), sys.stderr.isatty()
 
@@ -110,16 +114,8 @@ def plan(days: int | None, begin: str, form: str, config: str | None) -> int:
             say_progress(f"{ticks:,} ticks simulated")
 
     with configured(config) as session:
-        state = EMPTY if from_empty or first_day else read_state(session)
-        answer = make_plan(
-            session.settings,
-            host_clock(),
-            days=days,
-            first_day=first_day,
-            from_midnight=from_empty,
-            state=state,
-            progress=progress,
-        )
+        settings, state = session.settings, EMPTY if first_day else read_state(session)
+        answer = make_plan(settings, host_clock(), days=days, first_day=first_day, state=state, progress=progress)
     print_as(form, answer.as_json(), parts=plan_parts(answer))
     return 0 if answer.fits else 1
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from quota.cli.output import takes_unicode
@@ -134,8 +134,7 @@ def make_plan(
     now_ms: int,
     *,
     days: int | None = None,
-    first_day: date | None = None,
-    from_midnight: bool = False,
+    first_day: date | Literal["next"] | None = None,
     state: State = EMPTY,
     find_changes: bool = True,
     progress: Callable[[int], None] = lambda ticks: None,
@@ -143,16 +142,16 @@ def make_plan(
     """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar; by
     default over DEFAULT_DAYS, or until each limit has had a whole window.
 
-    With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
-    schedule fits even if jobs are refused, if that is only because of the `state`. `progress` is that of `simulate`.
-    Raises UsageError for too many days. Also raises ConfigError and UsageError if a run of one of the jobs would.
+    With `first_day` it begins at that day's midnight instead, or at the next one. The schedule fits even if jobs are
+    refused, if that is only because of the `state`. `progress` is that of `simulate`. Raises UsageError for too many
+    days. Also raises ConfigError and UsageError if a run of one of the jobs would.
     """
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
     zone = _zone(next(iter(settings.credentials.values())), None)
     calendar = Calendar("day", zone)
-    start_ms = calendar.edges(now_ms)[1] if from_midnight else now_ms
-    if first_day is not None:
+    start_ms = calendar.edges(now_ms)[1] if first_day == "next" else now_ms
+    if isinstance(first_day, date):
         midnight = datetime(first_day.year, first_day.month, first_day.day, tzinfo=ZoneInfo(zone))
         start_ms = int(midnight.timestamp()) * 1000
     # A plan that begins at midnight covers whole days only. Any other plan also covers the rest of its first day.
@@ -250,15 +249,11 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
         spent = [*outcome.spent, *_before(project, state)]
         for limit in of_jobs(credential.limits, (job for job, of in project_of.items() if of == project)):
             refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
-            slots, zone = _counted(limit, project, spent), _zone(credential, limit)
-            yield LimitPlan(
-                project,
-                limit,
-                zone,
-                _needs(limit, _counted(limit, project, outcome.wanted)),
-                held_to(limit, state.facts_of(project).grants, outcome.start_ms),
-                tuple(_days(project, limit, zone, slots, refusals, outcome, state)),
-            )
+            needs = _needs(limit, _counted(limit, project, outcome.wanted))
+            holds = held_to(limit, state.facts_of(project).grants, outcome.start_ms)
+            row = LimitPlan(project, limit, _zone(credential, limit), needs, holds, ())
+            days = _days(row, _counted(limit, project, spent), refusals, outcome, state)
+            yield row._replace(days=tuple(days))
 
 
 def _before(project: str, state: State) -> list[Spent]:
@@ -294,19 +289,13 @@ def _needs(limit: Limit, slots: Mapping[int, int]) -> int:
 
 
 def _days(
-    project: str,
-    limit: Limit,
-    zone: str,
-    slots: Mapping[int, int],
-    refusals: Sequence[RefusedTick],
-    outcome: Simulated,
-    state: State,
+    row: LimitPlan, slots: Mapping[int, int], refusals: Sequence[RefusedTick], outcome: Simulated, state: State
 ) -> Iterable[DayPlan]:
-    calendar = Calendar("day", zone)
+    limit, calendar = row.limit, Calendar("day", row.zone)
     start_ms = calendar.edges(outcome.start_ms)[0]
     window = limit.view.window
     daily = window.period == "day" if isinstance(window, Calendar) else window.window_ms == DAY_MS
-    others = [entry for entry in state.entries.get(project, ()) if entry.kind == "others"]
+    others = [entry for entry in state.entries.get(row.project, ()) if entry.kind == "others"]
     while start_ms < outcome.until_ms:
         end_ms = calendar.edges(start_ms)[1]
         hours = tuple(
@@ -318,7 +307,7 @@ def _days(
         left = None
         if daily and not limit.shadow and end_ms <= outcome.until_ms:
             # What the limit holds at the end of the day, less the units that only upstream has counted.
-            holds = held_to(limit, state.facts_of(project).grants, end_ms - 1)
+            holds = held_to(limit, state.facts_of(row.project).grants, end_ms - 1)
             of_others = total_of(limit.view, others, outcome.start_ms).used_after(end_ms - 1) or 0
             left = max(0, holds - of_others - used)
         yield DayPlan(start_ms, hours, used, left, len(refused), refused[0] if refused else None)
