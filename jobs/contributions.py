@@ -289,16 +289,22 @@ def standing(session: Session, *, here: bool = False) -> Iterator[JobRow]:
         if session.settings.store.places_in_ledger:
             no_store = no_store or f'with places = "ledger" a run begins where the ledger says: {error}'
     decided: dict[tuple[str, str], Decision] = {}
-    for job in session.settings.jobs.values():
-        where = runs_on(session, job, answers=answers)
-        next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
-        why, refusal = _refusal(session, job, no_store, {} if answers else decided, here=here)
-        yield where._replace(next_ms=next_ms, why=why, refusal=refusal)
+    try:
+        store = Store.if_made(session.settings.store)
+    except (OSError, StoreError, quota.ConfigError):  # `no_store` says why
+        store = Store("", retention_ms=session.settings.store.retention_ms)
+    with store:
+        for job in session.settings.jobs.values():
+            where = runs_on(session, job, answers=answers)
+            next_ms = min((stream.after(now_ms).at_ms for stream in streams([job])), default=None)
+            why, refusal = _refusal(session, job, store, no_store, {} if answers else decided, here=here)
+            yield where._replace(next_ms=next_ms, why=why, refusal=refusal)
 
 
 def _refusal(
     session: Session,
     job: JobSettings,
+    store: Store,
     no_store: str,
     decided: dict[tuple[str, str], Decision],
     *,
@@ -310,7 +316,7 @@ def _refusal(
     the same for all jobs: each waits for it."""
     budget = session.budget(job.credential)
     checkpoint, method, refused = Checkpoint(job.name, (job.regions or ("",))[0]), None, None
-    with suppress(StoreError, quota.ConfigError, quota.LedgerError), Store.if_made(session.settings.store) as store:
+    with suppress(StoreError, quota.ConfigError, quota.LedgerError):
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
         last = store.runs.read(job.name, count=1, ended=True)
         refused = next(((run.refusal or {}).get("method") for run in last), None)
