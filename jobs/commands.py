@@ -63,11 +63,9 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
         return 0
     from quota.jobs.scheduler import log_schedule, run_schedule
 
-    # SIGTERM from a supervisor is the regular way to end it. Others exit with the same status as everywhere else.
     with interruptible({signal.SIGTERM: 0}, says=False) as stop, configured(config, textfile) as session:
         log_schedule()
-        run_schedule(session, stop=stop)
-    return 0 if stop() == signal.SIGTERM else 128 + stop()
+        return run_schedule(session, stop=stop)
 
 
 @click.command("plan", short_help="Simulate the schedule: does it fit?")

@@ -86,9 +86,9 @@ MAX_MISSED = 100_000
 log = logging.getLogger("quota.schedule")
 
 
-def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
+def run_schedule(session: Session, *, stop: Callable[[], int]) -> int:
     """Run all scheduled jobs until `stop` returns the number of a signal. The pages in flight are then stored, and
-    other machines may have the regions.
+    other machines may have the regions. Returns the exit status: SIGTERM from a supervisor is the regular way to end.
 
     Raises ConfigError, before anything runs, if no job has a schedule or a job could never run.
     """
@@ -117,8 +117,10 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
             scheduler.shutdown(wait=False)
         running = [queue for queue in queues.values() if queue.running is not None]
         _say("schedule_stopping", signal=stop(), running=",".join(queue.job.name for queue in running) or None)
-        _finish(queues.values(), 0 if stop() == signal.SIGTERM else 128 + stop())
+        status = 0 if stop() == signal.SIGTERM else 128 + stop()
+        _finish(queues.values(), status)
     _say("schedule_stopped")
+    return status
 
 
 def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
