@@ -41,7 +41,7 @@ from quota.jobs.job import (
 from quota.jobs.lock import is_running, made_lock
 from quota.jobs.places import away_now, checkpoints_of, runs_on, work_of
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
-from quota.jobs.store.file import StoreError, check_space
+from quota.jobs.store.file import StoreError, lack_of_space
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import streams
 from quota.ledger.files import refuse_others
@@ -167,10 +167,8 @@ def _fault_of_store(settings: Settings, *, here: bool) -> tuple[Level, str] | No
     """Why a run could not use the store, in one line, and how bad that is; None if it could. `here`: whether this
     process could, and now; otherwise another check reports a missing folder. Does not create the store."""
     path, folder = settings.store.file, os.path.dirname(settings.store.file)
-    try:
-        check_space(path)
-    except StoreError as error:  # the configuration is right
-        return "warning", str(error)
+    if lack := lack_of_space(path):  # the configuration is right
+        return "warning", str(lack)
     try:
         with Store.if_made(settings.store) as made:
             if here:

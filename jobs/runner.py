@@ -53,7 +53,7 @@ from quota.jobs.lock import Covers, Lock, note_covers, only_one
 from quota.jobs.places import Hold, checkpoints_of, release, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
-from quota.jobs.store.file import StoreError, check_space, lack_of_space
+from quota.jobs.store.file import StoreError, lack_of_space
 from quota.jobs.store.rows import Row, rows_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
@@ -378,7 +378,8 @@ class _Run:
         while True:
             if self.start.stop():
                 raise Interrupted
-            check_space(self.store.path)
+            if lack := lack_of_space(self.store.path):
+                raise lack
             started_at_ms = self.store.now_ms()
             attempts = 1 if self.down else ATTEMPTS
             try:

@@ -2,8 +2,7 @@
 
 StoreError      one line: what is wrong with the file and what to do
 path_of         the path of the file
-check_space     raises StoreError on a full disk
-lack_of_space   that error
+lack_of_space   the StoreError of a full disk
 store_file      opens the file
 is_time         whether a value from the file is a time
 note_time       the time by which a run may delete old data; `believed_ms` notes nothing
@@ -67,14 +66,8 @@ def path_of(url: str) -> str:
     return url.removeprefix("sqlite:///")
 
 
-def check_space(path: str) -> None:
-    """Raise StoreError if the disk cannot hold another page: the page would cost units and be lost."""
-    if lack := lack_of_space(path):
-        raise lack
-
-
 def lack_of_space(path: str) -> StoreError | None:
-    """The error of a disk that cannot hold another page."""
+    """The error of a disk that cannot hold another page: the page would cost units and be lost. None if it can."""
     code = lack_of_room(path, MIN_FREE_BYTES)
     why = NO_SPACE if code == errno.ENOSPC else f"{os.strerror(code)}; {remedy_for(code, '')}"
     return StoreError(f"store {path}: {why}") if code else None
