@@ -138,24 +138,25 @@ def run() -> int:
     except Exception as error:
         if os.environ.get("QUOTA_DEBUG"):
             raise
-        if isinstance(error, FileNotFoundError):
-            try:
-                os.getcwd()
-            except FileNotFoundError:
-                fail("the working folder is gone; start the command in another folder")
-                return 1
-        if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
-            fail("the locale of this process cannot express a path; set PYTHONUTF8=1")
-            return 1
-        if isinstance(error, RuntimeError) and "start new thread" in str(error):
-            fail("no thread can be started; raise the limit of processes (ulimit -u, the container's pids)")
-            return 1
-        if os.strerror(errno.EMFILE) in str(error):  # an import may say so in its own words
-            fail(f"{os.strerror(errno.EMFILE)}; {remedy_for(errno.EMFILE, '')}")
-            return 1
-        fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
+        fail(_unexpected(error))
         return 1
     return 1 if unprinted() and not status else status
+
+
+def _unexpected(error: Exception) -> str:
+    """What is wrong, and what to do, by an error that no command expects."""
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the working folder is gone; start the command in another folder"
+    if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
+        return "the locale of this process cannot express a path; set PYTHONUTF8=1"
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return "no thread can be started; raise the limit of processes (ulimit -u, the container's pids)"
+    if os.strerror(errno.EMFILE) in str(error):  # an import may say so in its own words
+        return f"{os.strerror(errno.EMFILE)}; {remedy_for(errno.EMFILE, '')}"
+    return f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it"
 
 
 def _usage(error: click.ClickException) -> str:
