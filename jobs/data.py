@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from quota import Session
+    from quota.jobs.job import Away
     from quota.jobs.store.checkpoints import Checkpoint
     from quota.jobs.store.reader import SearchResult
     from quota.jobs.store.store import Store
@@ -370,10 +371,11 @@ def list_(job: str | None, form: str, config: str | None) -> None:
     with configured(config) as session, _store_of_places(session) as store:
         chosen = [settings for name, settings in session.settings.jobs.items() if job in (None, name)]
         checkpoints = [place for settings in chosen for place in checkpoints_of(session, settings, store)]
-        away = _machines_of(session, chosen) if form == "text" else {}
+        _print(session, checkpoints, form)
     jobs = session.settings.jobs
     none = "no job is configured" if job is None or not jobs else f"there is no job {show(job)}{_hint(jobs, job, None)}"
-    _print(checkpoints, away, form, none=none)
+    if not checkpoints and form == "text":
+        say(none, err=True)
 
 
 @place.command("show")
@@ -389,9 +391,7 @@ def show_(job: str, region: str | None, form: str, config: str | None) -> None:
       quota place show trending DE --json | jq '.places[0].cursor'
     """
     with configured(config) as session, _store_of_places(session) as store:
-        checkpoints = _chosen(session, store, job, region)
-        away = _machines_of(session, [session.settings.jobs[job]]) if form == "text" else {}
-    _print(checkpoints, away, form, cursors=True)
+        _print(session, _chosen(session, store, job, region), form, cursors=True)
 
 
 @place.command("reset")
@@ -468,18 +468,6 @@ def _store_of_places(session: Session) -> Store:
     return Store.if_made(settings) if settings.places_in_ledger else Store.existing(settings)
 
 
-def _machines_of(session: Session, jobs: Sequence[JobSettings]) -> dict[tuple[str, str], str]:
-    """The machine of each job and region that another store than this holds, as far as the ledger answers."""
-    from quota.jobs.places import away_now
-
-    machines: dict[tuple[str, str], str] = {}
-    with suppress(quota.LedgerError):
-        for job in jobs:
-            away = away_now(session, job)
-            machines.update(((job.name, region), there.runs_on) for region, there in away.items())
-    return machines
-
-
 def _chosen(session: Session, store: Store, name: str, region: str | None) -> list[Checkpoint]:
     """Where a job stands in each region, or in one. Raises UsageError."""
     from quota.jobs.job import job_called, regions_of
@@ -490,18 +478,18 @@ def _chosen(session: Session, store: Store, name: str, region: str | None) -> li
     return [checkpoint for checkpoint in checkpoints_of(session, job, store) if checkpoint.region in regions]
 
 
-def _print(
-    checkpoints: list[Checkpoint],
-    away: Mapping[tuple[str, str], str],
-    form: str,
-    *,
-    cursors: bool = False,
-    none: str = "",
-) -> None:
+def _print(session: Session, checkpoints: list[Checkpoint], form: str, *, cursors: bool = False) -> None:
+    """Where jobs stand, and the machines that have regions, as far as the ledger answers."""
+    from quota.jobs.places import away_now
+
     names = "job region pending pages items cursor started_at completed_at failed_at"
     rows = [members(checkpoint, names) for checkpoint in checkpoints]
     if print_as(form, {"places": rows}, names.split(), rows):
         return
+    away: dict[str, dict[str, Away]] = {}
+    with suppress(quota.LedgerError):
+        for job in dict.fromkeys(checkpoint.job for checkpoint in checkpoints):
+            away[job] = away_now(session, session.settings.jobs[job])
     for checkpoint in checkpoints:
         pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")
         stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
@@ -512,10 +500,8 @@ def _print(
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if is_due else waits
         complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"
         failed = "" if failed_ms is None else f", failed {stamp(failed_ms)}"
-        host = away.get((checkpoint.job, checkpoint.region))
-        here = "" if host is None else f"runs on {host}; here "
+        there = away.get(checkpoint.job, {}).get(checkpoint.region)
+        here = "" if there is None else f"runs on {there.runs_on}; here "
         say(f"{named(checkpoint.job, checkpoint.region)}: {here}{stands}; {complete}{failed}")
         if cursors and checkpoint.cursor is not None:
             say(f"  cursor {json.dumps(checkpoint.cursor)[:2_000]}")
-    if not checkpoints:
-        say(none, err=True)
