@@ -28,7 +28,7 @@ from quota.cli.output import (
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching
-from quota.jobs.tick import configured, print_report
+from quota.jobs.tick import How, configured, print_report
 from quota.terms.limits import MAX_UNITS
 
 API_LISTENS = Listen("127.0.0.1", 8080)
@@ -253,7 +253,7 @@ def demo(keep: str | None, units: int, form: str) -> int:
             with quota.open(config) as session:
                 with watching("trending") as watcher:
                     report = run_job(session, "trending", stop=stop, watcher=watcher)
-                print_report(report, form)
+                print_report(report, How(form))
                 if form == "text":
                     from quota.reports.status import read_status
                     from quota.wording import status_parts

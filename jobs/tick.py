@@ -78,7 +78,7 @@ def run(
         raise click.UsageError("name a job; `quota run --all` runs all of them")
     documents: list[dict[str, object]] = []  # with --all they are printed together
     put: Callable[[dict[str, object]], None] = documents.append if all_jobs else print_json
-    how = _How(**options, emit=put if at is None else lambda fields: put({"rehearsal": True, **fields}))
+    how = How(**options, emit=put if at is None else lambda fields: put({"rehearsal": True, **fields}))
     if all_jobs and how.regions:
         raise click.UsageError("`quota run --all` takes no region; name one job")
     statuses = []
@@ -111,21 +111,21 @@ def run(
     return max(statuses, key=lambda status: (status not in (0, Refused.exit_status), status))
 
 
-class _How(NamedTuple):
+class How(NamedTuple):
     """The options of a run. `emit` prints its JSON; `clock` is that of a rehearsal; `silent` as in `run_job`."""
 
-    regions: Sequence[str]
-    here: bool
-    fail_on_refusal: bool
     form: str
-    quiet: bool
-    emit: Callable[[dict[str, object]], None]
+    regions: Sequence[str] = ()
+    here: bool = False
+    fail_on_refusal: bool = False
+    quiet: bool = False
+    emit: Callable[[dict[str, object]], None] = print_json
     stop: Callable[[], int] = lambda: 0
     clock: Callable[[], int] | None = None
     silent: str = ""
 
 
-def _tick(session: Session, job: str, how: _How) -> RunReport:
+def _tick(session: Session, job: str, how: How) -> RunReport:
     """Run a job once, print how it ended, and do what its configuration asks for then."""
     from quota.jobs.endings import failed_report
     from quota.jobs.job import job_called, line_of
@@ -160,13 +160,12 @@ def _tick(session: Session, job: str, how: _How) -> RunReport:
         raise QuotaError(f"{job}: {why}; let it return a page, or raise an error") from None
     if how.fail_on_refusal and report.refused and not report.exit_status:
         report = replace(report, exit_status=Refused.exit_status)
-    quiet = how.quiet and report.exit_status != Refused.exit_status
-    print_report(report, how.form, quiet, emit=how.emit, clock=how.clock)
+    print_report(report, how)
     _follow_up(session, report, ping)
     return report
 
 
-def _one_of_all(session: Session, job: str, how: _How) -> RunReport:
+def _one_of_all(session: Session, job: str, how: How) -> RunReport:
     """The same for one job of several. It prints an error, and the next job runs. Each run has its own session, and so
     its own id; those of a rehearsal share one ledger in memory."""
     from quota.jobs.endings import failed_report
@@ -176,11 +175,11 @@ def _one_of_all(session: Session, job: str, how: _How) -> RunReport:
             return _tick(own, job, how)
         except QuotaError as error:
             report = failed_report(own, job, error)
-            print_report(report, how.form, how.quiet, emit=how.emit)
+            print_report(report, how)
             return report
 
 
-def _look_ahead(session: Session, jobs: Sequence[str], how: _How) -> list[int]:
+def _look_ahead(session: Session, jobs: Sequence[str], how: How) -> list[int]:
     """Print what runs of these jobs would cost, one after the other, and which of several could not begin. Returns
     their exit statuses."""
     from quota.cli.rehearsal import copied
@@ -251,16 +250,9 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
         yield session
 
 
-def print_report(
-    report: RunReport,
-    form: str,
-    quiet: bool = False,
-    *,
-    emit: Callable[[dict[str, object]], None] = print_json,
-    clock: Callable[[], int] | None = None,
-) -> None:
-    """Print how a run ended. With `quiet` nothing if it is done, somebody else runs it or the budget stopped it, its
-    errors if it failed, and otherwise why it stopped. `emit` prints JSON; `clock` is that of a rehearsal."""
+def print_report(report: RunReport, how: How) -> None:
+    """Print how a run ended. If `quiet`, nothing if it is done, somebody else runs it or the budget stopped it with
+    status 0, its errors if it failed, and otherwise why it stopped."""
     from quota.common.clock import host_clock
 
     for region in report.regions:
@@ -270,11 +262,12 @@ def print_report(
     if is_error:
         fail(f"{named(report.job, report.failed_region)}: {printable(report.why)}")
     is_regular = report.outcome in ("done", "elsewhere", "overlap") or (report.refused and not is_error)
-    if quiet and (is_regular or (is_error and form == "text")):
+    quiet = how.quiet and report.exit_status != Refused.exit_status
+    if quiet and (is_regular or (is_error and how.form == "text")):
         return
-    sentence = printable(report.sentence((clock or host_clock)()))
-    if form == "json":
-        emit(report.as_json())
+    sentence = printable(report.sentence((how.clock or host_clock)()))
+    if how.form == "json":
+        how.emit(report.as_json())
     else:
         say(sentence)
     unprinted(sentence)
