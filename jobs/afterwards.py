@@ -37,7 +37,6 @@ from quota.reports.spending import read_sums
 from quota.reports.status import LimitRow, Status, read_status
 from quota.rules.refusals import OTHER
 from quota.session import Session
-from quota.settings.model import JobSettings
 from quota.terms.limits import DAY_MS, Calendar
 
 NEAR_PERCENT = 80
@@ -59,20 +58,18 @@ def follow_up(session: Session, report: RunReport, ping: Ping | None) -> None:
     """
     if report.outcome == "overlap":
         if session.settings.notify is not None:
-            job = session.settings.jobs[report.job]
-            regions, now_ms = _regions(session, job, report), ledgers_clock(session)
-            notify(session, list(_notices_of_regions(session, job, now_ms, regions)))
+            regions, now_ms = _regions(session, report), ledgers_clock(session)
+            notify(session, list(_notices_of_regions(session, report, now_ms, regions)))
         return
     if session.settings.textfile is not None or session.settings.notify is not None:
-        job = session.settings.jobs[report.job]
         status, trouble = None, ""
         try:
-            status = read_status(session, job.credential)
+            status = read_status(session, session.settings.jobs[report.job].credential)
         except (quota.LedgerError, quota.ConfigError) as error:
             trouble = str(error)
-        regions = _regions(session, job, report)
-        _write_metrics(session, job, report, status, regions)
-        _tell(session, job, report, status, trouble, regions)
+        regions = _regions(session, report)
+        _write_metrics(session, report, status, regions)
+        _tell(session, report, status, trouble, regions)
     if ping is not None and (ping.began or report.outcome != "elsewhere"):
         ping.end(report.exit_status)
 
@@ -84,10 +81,10 @@ def ledgers_clock(session: Session) -> int:
     return host_clock()
 
 
-def _regions(session: Session, job: JobSettings, report: RunReport) -> list[_Region]:
-    """The regions of a job. If the ledger does not say whose they are, only those of this run are due. Empty if the
+def _regions(session: Session, report: RunReport) -> list[_Region]:
+    """The regions of the job. If the ledger does not say whose they are, only those of this run are due. Empty if the
     store cannot be read."""
-    settings = session.settings.store
+    settings, job = session.settings.store, session.settings.jobs[report.job]
     try:
         with Store(settings.url, retention_ms=settings.retention_ms) as store:
             places = checkpoints_of(session, job, store)
@@ -109,16 +106,14 @@ def _regions(session: Session, job: JobSettings, report: RunReport) -> list[_Reg
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-def _write_metrics(
-    session: Session, job: JobSettings, report: RunReport, status: Status | None, regions: Sequence[_Region]
-) -> None:
-    """Write both files after a run of `job`, if the configuration names a folder for them.
+def _write_metrics(session: Session, report: RunReport, status: Status | None, regions: Sequence[_Region]) -> None:
+    """Write both files after a run, if the configuration names a folder for them.
 
     If all the job is on other machines, the file has no last run: an old run would hide that the runs there fail.
     `status` is of the job's credential; None: the ledger did not answer. Raises nothing: an error becomes one line of
     the log.
     """
-    folder = session.settings.textfile
+    folder, job = session.settings.textfile, session.settings.jobs[report.job]
     if folder is None:
         return
     project = session.credential(job.credential).project
@@ -168,24 +163,17 @@ def samples_of_job(labels: dict[str, str], ended: Iterable[Run], checkpoints: It
 # -- notices -----------------------------------------------------------------------------------------------------------
 
 
-def _tell(
-    session: Session,
-    job: JobSettings,
-    report: RunReport,
-    status: Status | None,
-    trouble: str,
-    regions: Sequence[_Region],
-) -> None:
+def _tell(session: Session, report: RunReport, status: Status | None, trouble: str, regions: Sequence[_Region]) -> None:
     """Send the notices after a run to the targets in `[notify]`. Without a status, `trouble` says why. Raises
     nothing."""
-    settings = session.settings.notify
+    settings, job = session.settings.notify, session.settings.jobs[report.job]
     if settings is None:
         return
     project = session.credential(job.credential).project
     notices = [*_notices_of_run(project, report, status)]
     if report.outcome != "elsewhere" or report.elsewhere:  # else the machine that runs the tick reports them
         now_ms = host_clock() if status is None else ledgers_clock(session)
-        notices += _notices_of_regions(session, job, now_ms, regions)
+        notices += _notices_of_regions(session, report, now_ms, regions)
     if status is not None:
         notices += _notices_of_budget(project, status)
         trouble = status.unwritable
@@ -270,11 +258,12 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
 
 
 def _notices_of_regions(
-    session: Session, job: JobSettings, now_ms: int, regions: Sequence[_Region]
+    session: Session, report: RunReport, now_ms: int, regions: Sequence[_Region]
 ) -> Iterator[Notice]:
     """The notices of stale regions at a time. A region on another machine is stale if that machine is silent for as
     long."""
-    project, settings = session.credential(job.credential).project, session.settings.notify
+    job, settings = session.settings.jobs[report.job], session.settings.notify
+    project = session.credential(job.credential).project
     for checkpoint, due_ms, away in regions:
         region, completed_ms = checkpoint.region, checkpoint.completed_at_ms
         did = "was last complete" if completed_ms is not None else "was never complete: its job first ran"
