@@ -336,7 +336,8 @@ def _refusal(
         return str(error), None
     if no_store:
         return no_store, None
-    costs = {name: budget.book.price(name).least.units for name in budget.book.methods}
+    book = budget.book.at(host_clock())
+    costs = {name: book.price(name).least.units for name in book.methods}
     if method is None:
         cheapest = min(filter(costs.get, costs), key=lambda name: costs[name], default=None)
         method = refused if refused in costs else cheapest

@@ -215,11 +215,13 @@ class HostGate:
     def verb(self, verb: str, url: str, headers: Sent, body: RequestBody = NO_BODY) -> str:
         """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""
         verbs, book = self.upstream.verbs(verb, url, headers, body.content or b""), self.meter.budget.book
-        return verbs[0] if len(verbs) == 1 else max(verbs, key=lambda verb: dearness(book, verb, self.name(verb, url)))
+        if len(verbs) == 1:
+            return verbs[0]
+        return max(verbs, key=lambda verb: dearness(book, verb, self.name(verb, url, body), body))
 
-    def name(self, verb: str, url: str) -> str:
+    def name(self, verb: str, url: str, body: RequestBody | None = None) -> str:
         if self._method is None:
-            return self.upstream.method(verb, url) or f"{verb} **"  # as the route for it would read
+            return self.upstream.method(verb, url, body) or f"{verb} **"  # as the route for it would read
         return text(self._method if isinstance(self._method, str) else self._method(verb, url), "method")
 
     def reserves(self, verb: str, url: str) -> bool:
@@ -295,7 +297,7 @@ class HostGate:
         self, verb: str, url: str, body: RequestBody, *, free: bool, commit: bool
     ) -> tuple[Call, Decision]:
         """The call that a request makes, and the decision about it."""
-        call = Call(f"{verb} **", parts=()) if free else self.meter.call(self.name(verb, url), verb, body)
+        call = Call(f"{verb} **", parts=()) if free else self.meter.call(self.name(verb, url, body), verb, body)
         if self._budget is None:
             decide = self.meter.decide if commit else partial(self.meter.budget._decide, commit=False)
             return call, decide([call])[0]

@@ -105,10 +105,7 @@ class Meter:
             )
             _warn_once("reserve_unread", detail, book.name, name, method=name)
 
-        parts = []
-        for part in price.parts:
-            units = part.reserve.bound(body, unread) if part.reserve else part.units
-            parts.append(part._replace(units=charge_units(units)))
+        parts = [part._replace(units=charge_units(part.units)) for part in price.bound(body, unread).parts]
         return Call(name, parts=tuple(parts))
 
     def counts_refused(self, method: str, calls: int = 1) -> None:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,11 +25,11 @@ from urllib.parse import urlsplit
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
 from quota.clients.discovery import Routes, description, first_route, routes_of, scopes_of
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, error_in
-from quota.common.clock import NEVER
+from quota.common.clock import NEVER, host_clock
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import Heard, Level
-from quota.terms.api import GOOGLES_FIELDS, VERBS, ClosedRule, Route, as_read
+from quota.terms.api import GOOGLES_FIELDS, NO_BODY, VERBS, ClosedRule, RequestBody, Route, as_read
 from quota.terms.costs import CostBook
 from quota.terms.limits import SECOND_MS, leaves_at
 
@@ -117,14 +118,21 @@ def passes_on(book: CostBook, endpoint: str | None) -> bool:
         return False
 
 
-def dearness(book: CostBook, verb: str, method: str) -> tuple[float, int]:
-    """By what methods compare: the largest share of a bucket that a call takes, then its units. A method outside the
-    book costs the book's default."""
-    price = book.price(method) if book.canonical(method) in book.methods else book.default_price(verb)
+def dearness(book: CostBook, verb: str, method: str, body: RequestBody | None) -> tuple[float, int]:
+    """By what methods compare: the largest share of a bucket that a call takes now, then its units. A method outside
+    the book costs the book's default. Without a body, a price that the body decides is the dearest."""
+    known = book.canonical(method) in book.methods
+    price = book.price_at(method, host_clock())[0] if known else book.default_price(verb)
+    if price.reserved:
+        if body is None:
+            return inf, 0
+        price = price.bound(body)
     return book.share_of(price), sum(part.units for part in price.parts)
 
 
-def _dearest(book: CostBook, verb: str, path: str, first: Callable[[str], Route | None]) -> Route | None:
+def _dearest(
+    book: CostBook, verb: str, path: str, first: Callable[[str], Route | None], body: RequestBody | None
+) -> Route | None:
     """The route of a path, by the `first` route of a reading; None if the path costs the default. If the path has
     several readings, the dearest counts: the server may serve that one.
 
@@ -142,7 +150,7 @@ def _dearest(book: CostBook, verb: str, path: str, first: Callable[[str], Route 
     counted = [route for route in routes.values() if route is not None or plain is None or leads_elsewhere]
     if len(set(counted)) == 1:
         return counted[0]
-    return max(counted, key=lambda route: dearness(book, verb, "" if route is None else route.method))
+    return max(counted, key=lambda route: dearness(book, verb, "" if route is None else route.method, body))
 
 
 _OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
@@ -202,8 +210,9 @@ class Google:
         """Whether a request continues a call that was charged at its beginning."""
         return self._routes is not None and self._routes.is_part(verb, url)
 
-    def method(self, verb: str, url: str) -> str | None:
-        """The API method of a request; None if it is unknown. Raises UsageError for a batch: it holds several calls."""
+    def method(self, verb: str, url: str, body: RequestBody | None = None) -> str | None:
+        """The API method of a request; None if it is unknown. If it may be one of several, its `body` helps to find the
+        dearest. Raises UsageError for a batch: it holds several calls."""
         routes = self._routes
         if routes is not None and routes.is_batch(verb, url):
             raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
@@ -211,7 +220,7 @@ class Google:
 
     def named(self, routes: Routes, verb: str, path: str) -> str | None:
         """The method of a request by these routes; None if it is unknown."""
-        route = _dearest(self.book, verb, path, partial(routes.first, verb))
+        route = _dearest(self.book, verb, path, partial(routes.first, verb), NO_BODY)  # no price of Google's needs one
         return None if route is None else route.method
 
     def fit(self, verb: str, url: str) -> tuple[int, int]:
@@ -278,15 +287,15 @@ class Described(Google):
     def continues(self, verb: str, url: str) -> bool:
         return False
 
-    def method(self, verb: str, url: str) -> str | None:
-        route = self._route(verb, url)
+    def method(self, verb: str, url: str, body: RequestBody | None = None) -> str | None:
+        route = self._route(verb, url, body)
         return None if route is None else route.method
 
     def fit(self, verb: str, url: str) -> tuple[int, int]:
         route = self._route(verb, url)
         return self._chars_of_base(url), -1 if route is None else route.named_chars
 
-    def _route(self, verb: str, url: str) -> Route | None:
+    def _route(self, verb: str, url: str, body: RequestBody | None = None) -> Route | None:
         bases = [self.book.base_path, *[f"/{host.partition('/')[2]}".rstrip("/") for host in self.book.hosts]]
 
         def first(reading: str) -> Route | None:
@@ -297,7 +306,7 @@ class Described(Google):
             return max(filter(None, routes), key=attrgetter("named_chars"), default=None)
 
         path = re.split("[?#]", url.partition("://")[2], maxsplit=1)[0].partition("/")[2]
-        return _dearest(self.book, verb, f"/{path}", first)
+        return _dearest(self.book, verb, f"/{path}", first, body)
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         if status >= 400:

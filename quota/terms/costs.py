@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -15,7 +15,7 @@ from quota.common.clock import NEVER
 from quota.common.hosts import is_googles
 from quota.common.text import nearest, show
 from quota.errors import UnknownMethod
-from quota.terms.api import AnswerRules, KeyPlace, Reserve, Route
+from quota.terms.api import AnswerRules, KeyPlace, RequestBody, Reserve, Route
 from quota.terms.limits import Calendar, Limit, Selector, Window, no_longer
 
 
@@ -92,6 +92,13 @@ class Price(NamedTuple):
     def reserved(self) -> bool:
         """Whether the price is a bound that an answer settles."""
         return bool(self.parts and self.parts[0].reserve)
+
+    def bound(self, body: RequestBody, unread: Callable[[], object] = lambda: None) -> Price:
+        """The price of a request with this body; see `Reserve.bound`."""
+        if not self.reserved:
+            return self
+        parts = [part._replace(units=part.reserve.bound(body, unread)) if part.reserve else part for part in self.parts]
+        return self._replace(parts=tuple(parts))
 
     @property
     def least(self) -> Price:

@@ -16,6 +16,7 @@ from quota.clients.upstream_errors import bucket_of
 from quota.errors import UsageError
 from quota.rules.evidence import Level, evidence_of
 from quota.settings.books import load_book
+from quota.terms.api import RequestBody
 from quota.terms.costs import CostBook, Part
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import parse_book
@@ -502,6 +503,26 @@ READINGS = {
 def test_a_path_that_can_be_read_in_two_ways_costs_the_dearer(call: str, path: str) -> None:
     verb, _, method = call.partition(" ")
     assert upstream_of(TWO_WAYS).method(verb, f"https://api.vendor.example{path}") == (method or None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "method"),
+    [
+        *(("/falls;x", None, "falls"), ("/rises;x", None, None)),
+        *(("/users/1%2Fgen", b'{"max": 10}', "gen"), ("/users/1%2Fgen", b'{"max": 8}', "dear")),
+        ("/users/1%2Fgen", None, "gen"),  # the body must be read
+    ],
+)
+def test_the_dearer_is_by_the_price_of_today_and_of_this_body(path: str, body: bytes | None, method: str) -> None:
+    book = a_book(
+        methods="falls = { prices = [{ units = 2 }, { units = 0, since = 2999-01-01 }] }\n"
+        "rises = { prices = [{ units = 0 }, { units = 2, since = 2999-01-01 }] }\n"
+        'dear = 9\ngen = { reserve = { json = "/max", default = 1 } }',
+        routes='[routes]\n"POST /falls" = "falls"\n"POST /rises" = "rises"\n"POST /users/{id}" = "dear"\n'
+        '"POST /users/{id}/gen" = "gen"\n',
+    )
+    content = None if body is None else RequestBody.of(body)
+    assert upstream_of(book).method("POST", f"https://api.vendor.example{path}", content) == method
 
 
 def test_a_field_of_a_post_may_name_any_verb_and_a_long_body_takes_little_memory() -> None:
