@@ -31,7 +31,7 @@ from quota.jobs.job import (
     Fetch,
     NotImported,
     attempt_of,
-    check_regions,
+    check_job,
     fault_of_region,
     fetch_to_look_at,
     names_in,
@@ -325,7 +325,7 @@ def _refusal(
         if job.fetch in WALKS:
             method = next_method(job, fetch_to_look_at(session.settings, job), store, checkpoint)
     try:
-        check_regions(session.settings, job)
+        check_job(session.settings, job)
         with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
             method = method or attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
             sink_to_look_at(session.settings, job)

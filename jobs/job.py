@@ -43,6 +43,7 @@ from quota.errors import behind
 from quota.reports.runs import Run
 from quota.settings.model import BUILT_IN_FETCHES, PLACES_OF_THE_STORE, JobSettings, Settings, check_table
 from quota.terms.arguments import made_by, texts
+from quota.terms.costs import unlimited
 
 
 class NotImported(quota.ConfigError):
@@ -506,12 +507,18 @@ def functions_of(settings: Settings, job: JobSettings) -> tuple[Fetch, Sink | No
     """The fetch function and the sink of a job. Raises ConfigError if no run of the job can begin."""
     folder = None if settings.path is None else settings.path.absolute().parent
     fetch, sink = load_fetch(job.fetch, job.options, folder), load_sink(job.sink, folder)
-    check_regions(settings, job)
+    check_job(settings, job)
     return fetch, sink
 
 
-def check_regions(settings: Settings, job: JobSettings) -> None:
-    """Raises ConfigError if upstream cannot know a region of the job."""
+def check_job(settings: Settings, job: JobSettings) -> None:
+    """Raises ConfigError if upstream cannot know a region of the job, or no limit holds its calls of some bucket."""
+    credential = settings.credentials[job.credential]
+    for bucket in unlimited(credential.limits, credential.book):
+        location, remedy = f"credentials.{credential.name}.limits", f'add a limit with bucket = "{bucket}"'
+        raise quota.ConfigError(
+            f"{settings.source}: {location}: no limit counts any call of bucket {bucket!r}; {remedy}"
+        )
     users = regions_of_users(settings)
     for index, region in enumerate(job.regions if job.fetch in BUILT_IN_FETCHES else ()):
         if fault := fault_of_region(region, users):

@@ -30,7 +30,7 @@ from quota.jobs.job import (
     Fetch,
     NotImported,
     attempt_of,
-    check_regions,
+    check_job,
     fetch_to_look_at,
     regions_of,
     sink_to_look_at,
@@ -165,7 +165,7 @@ def make_plan(
         until_ms = calendar.edges(until_ms)[1]
     fetches = {job.name: fetch_to_look_at(settings, job) for job in settings.jobs.values()}
     for job in settings.jobs.values():
-        check_regions(settings, job)
+        check_job(settings, job)
         with suppress(NotImported):
             sink_to_look_at(settings, job)
 

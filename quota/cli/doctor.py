@@ -160,7 +160,7 @@ def _renamed(session: Session) -> Iterator[Finding]:
         yield warning(
             "credentials",
             f"charges for project {name!r} count here until {moment(until_ms)}, but no credential has that project "
-            "now: a renamed credential has a new budget, and upstream counts both together",
+            "now: a renamed credential has a new budget, its jobs begin anew, and upstream counts both together",
             f'if you renamed a credential, add project = "{name}" to it',
         )
 

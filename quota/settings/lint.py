@@ -26,7 +26,7 @@ from quota.settings.environment import REMEDY, almost
 from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
 from quota.settings.references import address_of, read_address, read_key
 from quota.settings.toml import read_file
-from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms
+from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms, unlimited
 from quota.terms.limits import DAY_MS, SECOND_MS, Calendar, Limit, format_duration
 
 STORE_FETCHES = frozenset(("uploads", "videos", "comments"))
@@ -275,7 +275,7 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
     location = f"credentials.{credential.name}.limits"
     whole = [limit for limit in credential.limits if covers(limit, bucket.name, credential.book)]
     if not whole:
-        some = any(bucket.name in limit.view.selector.buckets for limit in credential.limits)
+        some = bucket.name not in unlimited(credential.limits, credential.book)
         message = f"no limit counts {'all calls' if some else 'any call'} of bucket {bucket.name!r}"
         remedy = f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units:_}'
         yield Finding("warning" if some else "error", location, message, remedy)

@@ -325,6 +325,12 @@ class CostBook(NamedTuple):
         return min(filter(None, counted), default=1)
 
 
+def unlimited(limits: Iterable[Limit], book: CostBook) -> list[str]:
+    """The buckets of which no limit counts any call."""
+    counted = {bucket for limit in limits for bucket in limit.view.selector.buckets}
+    return [bucket for bucket in book.buckets if bucket not in counted]
+
+
 def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     """Whether a limit counts every call charged to a bucket, whoever makes it."""
     selector = limit.view.selector
