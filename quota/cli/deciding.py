@@ -387,7 +387,7 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
         line += "; no Python ran that quota can instrument"
     elif not methods:
         with quota.open(config) as session:
-            line += f"; quota charged no request to {listed(payers_of(session, credential).hosts)}"
+            line += f"; quota charged no request to {listed(payers_of(session, credential).hosts)} (free calls aside)"
             line += "; see docs/auto.md for what it cannot see, or name another address as `endpoint` of the credential"
     say(line, err=True)
     return status
