@@ -179,11 +179,12 @@ class Checklists:
 
     def __getitem__(self, kind: CallKind) -> Checklist:
         """The checklist of a kind of call, by the current price."""
-        made = self.kept.get(kind)
-        while made is None or not made.priced[0] <= self.clock() < made.priced[1]:
+        kept = self.kept.get(kind)
+        made = kept or self.make(kind)
+        if not made.priced[0] <= self.clock() < made.priced[1]:
             made = self.make(kind)
-            if kind in self.kept or len(self.kept) < MAX_KEPT:
-                self.kept[kind] = made
+        if made is not kept and (kept or len(self.kept) < MAX_KEPT):
+            self.kept[kind] = made
         return made
 
     def make(self, kind: CallKind) -> Checklist:
