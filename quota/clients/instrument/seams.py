@@ -417,6 +417,6 @@ def _head(response: HTTPResponse) -> tuple[bytes, bool]:
     peeked = Peeked(ahead.read1, lambda: None)
     again = Peeked(lambda size: b"" if peeked.error else on_wire.read1(size), on_wire.close, 0)
     again.head = bytes(seen)
-    again.error = None if response.chunked else peeked.error  # a body in chunks shows itself that it was cut off
+    again.error = peeked.error if isinstance(peeked.error, OSError) else None  # the reader itself finds a wrong chunk
     response.fp = io.BufferedReader(again)
     return peeked.head, ahead.length == 0 or (ahead.length is None and peeked.ended)

@@ -264,7 +264,7 @@ def answer(request: Arrived) -> Answer:
         case "/chat":
             return Answer(200, json.dumps({"said": "x" * 500, "usage": 7}).encode())
         case "/stalls":
-            return Answer(429, b'{"error"', {"Content-Length": "99"}, hang_up=True, stall_s=4)
+            return Answer(429, in_chunks(b'{"error"'), {"Transfer-Encoding": "chunked"}, hang_up=True, stall_s=4)
         case "/nowhere":
             return Answer(404, b'{"error": {"message": "Not here."}}')
     return Answer(200, b'{"items": []}')
@@ -525,7 +525,7 @@ def test_an_error_that_stalls_has_its_status_in_urllib(server: PlainServer) -> N
     with pytest.raises(urllib.error.HTTPError, match="429") as error:
         opener.open(f"{server.address}/stalls", timeout=2)
     with error.value as answer, pytest.raises(TimeoutError):
-        answer.read()
+        answer.readlines()
     with pytest.raises(urllib.error.URLError, match="upstream said its bucket 'calls' is exhausted"):
         opener.open(f"{server.address}/a")
 
