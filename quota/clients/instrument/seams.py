@@ -20,7 +20,6 @@ import inspect
 import io
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from copy import copy
 from functools import cache, partial
 from http.client import HTTPResponse
 from types import SimpleNamespace
@@ -403,9 +402,8 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 
 
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
-    """The beginning of a body, and whether it is the whole body. A copy of the response reads it. Its reader gets the
-    same bytes from the connection once more, so all of the body, or the error."""
-    ahead: Any = copy(response)
+    """The beginning of a body, and whether it is the whole body. A response of the library's own class reads it. Its
+    reader gets the same bytes from the connection once more, so all of the body, or the error."""
     on_wire, seen = response.fp, bytearray()
 
     def recorded(size: int) -> bytes:
@@ -413,7 +411,9 @@ def _head(response: HTTPResponse) -> tuple[bytes, bool]:
         seen.extend(piece)
         return piece
 
-    ahead.fp = io.BufferedReader(Peeked(recorded, lambda: None, 0))
+    sock: Any = SimpleNamespace(makefile=lambda _: io.BufferedReader(Peeked(recorded, lambda: None, 0)))
+    ahead: Any = HTTPResponse(sock)
+    ahead.chunked, ahead.chunk_left, ahead.length = response.chunked, response.chunk_left, response.length
     peeked = Peeked(ahead.read1, lambda: None)
     again = Peeked(lambda size: b"" if peeked.error else on_wire.read1(size), on_wire.close, 0)
     again.head = bytes(seen)
