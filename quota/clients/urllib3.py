@@ -104,7 +104,7 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
         return _watched(attempt, raw)
     body = _PeekedBody(raw)
     attempt.answered(status, unpacked(packing, body.head, _unpacker(raw)), headers, whole=body.whole)
-    renewed = HTTPResponse(
+    renewed = _Renewed(
         body=body,
         preload_content=False,
         decode_content=raw.decode_content,
@@ -173,6 +173,12 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
     if hasattr(raw, "read1"):  # since urllib3 2.1
         raw.read1 = watched(raw.read1)
     return raw
+
+
+class _Renewed(HTTPResponse):
+    """A response whose body has no chunks any more, whatever its head says."""
+
+    read_chunked = HTTPResponse.stream
 
 
 class _PeekedBody(Peeked):

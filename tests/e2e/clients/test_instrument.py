@@ -587,7 +587,6 @@ def test_the_answer_settles_the_reservation_of_the_request(client: Client, serve
     "read",
     [
         lambda answer: answer.read(),
-        lambda answer: answer.json(),
         lambda answer: [*iter(lambda: answer.read(100), b"")],
         lambda answer: [answer.read(0), answer.data],
         lambda answer: [*answer.stream(64)],

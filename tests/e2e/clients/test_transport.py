@@ -216,11 +216,12 @@ def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, 
         lambda raw: raw.readline(),
     ]
     for way in ways:
-        with session.get(f"{server.address}/spent", stream=True) as response:
-            assert way(response.raw) == SPENT
-            assert (response.raw.geturl(), response.raw.version_string) == ("/spent", "HTTP/1.1")
-            assert response.raw.retries is not None
+        with session.get(f"{server.address}/spent", stream=True).raw as raw:
+            assert way(raw) == SPENT
+            assert (raw.geturl(), raw.version_string, raw.retries is None) == ("/spent", "HTTP/1.1", False)
         state_at(ledger).reopen("units", "a test")
+    with session.get(f"{server.address}/spent-chunked", stream=True).raw as raw:
+        assert b"".join(raw.read_chunked(decode_content=True)) == SPENT
 
 
 def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Log) -> None:
