@@ -7,7 +7,8 @@ from functools import partial
 from http.client import CannotSendRequest
 from typing import Any
 
-from urllib3 import HTTPHeaderDict, HTTPResponse
+import urllib3
+from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from quota.clients.gate import HostGate, Peeked, at_once, unpacked
@@ -29,7 +30,7 @@ async def send(
     """Send a request as one attempt, and charge it at a gate. `make` is `_make_request` of the connection's pool, with
     these `options`, and awaited if the gate awaits. What a recorder (vcrpy) replays in the place of a connection does
     not leave, and is not charged."""
-    headers = HTTPHeaderDict(options.get("headers"))
+    headers = urllib3.HTTPHeaderDict(options.get("headers"))
     body = RequestBody.of(options.get("body"), headers.get("content-length"))
     charge = partial(gate.charge, method, address, body, headers)
     recorded = vars(conn).get("real_connection")

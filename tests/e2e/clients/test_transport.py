@@ -9,11 +9,13 @@ import io
 import json
 import logging
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from importlib import reload
 from pkgutil import resolve_name
 from typing import Any
 from urllib.parse import urlsplit
@@ -209,13 +211,12 @@ def test_a_request_that_a_proxy_leaves_unanswered_stays_charged(ledger: Log) -> 
 
 def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, ledger: Log) -> None:
     session = Requests(make_budget(ledger), "videos.list", hosts=[server.host]).session
-    ways: list[Callable[[Any], object]] = [
+    for way in (
         lambda raw: b"".join([*iter(lambda: raw.read1(1_000), b"")]),
         lambda raw: b"".join(raw),
         lambda raw: b"".join(raw.stream(7)),
         lambda raw: raw.readline(),
-    ]
-    for way in ways:
+    ):
         with session.get(f"{server.address}/spent", stream=True).raw as raw:
             assert way(raw) == SPENT
             assert (raw.geturl(), raw.version_string, raw.retries is None) == ("/spent", "HTTP/1.1", False)
@@ -245,9 +246,8 @@ def test_an_error_is_understood_and_still_there_to_read(
 
 
 def test_a_long_error_is_only_looked_into(connect: Connect, server: PlainServer) -> None:
-    client = connect(server)
-    assert client.stream(f"{server.address}/long") == b"x" * (3 * MAX_BODY_BYTES)
-    assert client.ask(f"{server.address}/long")[1] == b"x" * (3 * MAX_BODY_BYTES)
+    client, url = connect(server), f"{server.address}/long"
+    assert client.stream(url) == client.ask(url)[1] == b"x" * (3 * MAX_BODY_BYTES)
 
 
 def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
@@ -358,7 +358,9 @@ def of_pook() -> urllib3.HTTPResponse:
 def test_an_adapter_that_retries_or_is_too_old_is_refused(ledger: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="max_retries"):
         requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com", max_retries=3)
-    monkeypatch.delattr(urllib3, "BaseHTTPResponse")
+    for newer in ("BaseHTTPResponse", "HTTPHeaderDict"):
+        monkeypatch.delattr(urllib3, newer)
+    reload(sys.modules["quota.clients.urllib3"])
     with pytest.raises(UsageError, match="is too old to be metered; install 2 or newer"):
         requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com")
 
