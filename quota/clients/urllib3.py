@@ -177,9 +177,14 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
 
 
 class _Renewed(HTTPResponse):
-    """A response whose body has no chunks any more, whatever its head says."""
+    """A response whose body has no chunks any more, whatever its head says. As urllib3 does, it unpacks what comes in
+    chunks only if it is asked to."""
 
-    read_chunked = HTTPResponse.stream
+    def supports_chunked_reads(self) -> bool:
+        return True
+
+    def read_chunked(self, amt: int | None = None, decode_content: bool | None = None) -> Iterator[bytes]:  # type: ignore[override]
+        return iter(partial(self.read, amt, bool(decode_content)), b"")
 
 
 class _PeekedBody(Peeked):
