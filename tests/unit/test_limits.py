@@ -36,6 +36,7 @@ from quota.terms.limits import (
 )
 
 PACIFIC = "America/Los_Angeles"
+PACIFIC_DAY, SAO_PAULO_DAY = Calendar("day", PACIFIC), Calendar("day", "America/Sao_Paulo")
 DAY = Sliding(DAY_MS)
 
 
@@ -84,40 +85,15 @@ def test_a_sliding_window_lasts_at_least_a_millisecond() -> None:
         Sliding(0)
 
 
-@pytest.mark.parametrize(
-    ("zone", "at", "start", "end", "hours"),
-    [
-        # An ordinary day, from its first to its last millisecond.
-        (PACIFIC, "2026-11-21T08:00:00", "2026-11-21T08:00", "2026-11-22T08:00", 24),
-        # Clocks go forward and back at two in the morning.
-        (PACIFIC, "2026-03-08T20:00", "2026-03-08T08:00", "2026-03-09T07:00", 23),
-        (PACIFIC, "2026-11-01T20:00", "2026-11-01T07:00", "2026-11-02T08:00", 25),
-        # Midnight does not exist: the day begins at one, the moment of the change.
-        ("America/Sao_Paulo", "2018-11-04T12:00", "2018-11-04T03:00", "2018-11-05T02:00", 23),
-        # The last hour of the day comes twice.
-        ("America/Sao_Paulo", "2018-02-17T12:00", "2018-02-17T02:00", "2018-02-18T03:00", 25),
-        # Midnight itself comes twice: the day begins at the first one.
-        ("America/Havana", "2026-11-01T12:00", "2026-11-01T04:00", "2026-11-02T05:00", 25),
-        # A change of half an hour, and a date that was left out altogether.
-        ("Australia/Lord_Howe", "2026-04-05T00:00", "2026-04-04T13:00", "2026-04-05T13:30", 24.5),
-        ("Pacific/Apia", "2011-12-30T00:00", "2011-12-29T10:00", "2011-12-30T10:00", 24),
-    ],
-)
-def test_a_day_begins_and_ends_where_the_zone_says(zone: str, at: str, start: str, end: str, hours: float) -> None:
-    edges = Calendar("day", zone).edges(ms(at))
-    assert (utc(edges[0]), utc(edges[1])) == (start, end)
-    assert edges[1] - edges[0] == hours * HOUR_MS
-
-
 ZONES = (PACIFIC, "Africa/Cairo", "America/Havana", "Australia/Lord_Howe", "Europe/Dublin", "Antarctica/Troll")
 
 
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("period", PERIODS)
 def test_periods_follow_each_other_without_gap_or_overlap(zone: str, period: Period) -> None:
-    """Around the changes of the clocks in 2026. None is longer than the log keeps entries for it."""
+    """Around the changes of the clocks in 2026, backwards. None is longer than the log keeps entries for it."""
     calendar = Calendar(period, zone)
-    for day in ("03-07", "03-28", "04-03", "04-23", "10-02", "10-24", "10-29", "10-31"):
+    for day in ("10-31", "10-29", "10-24", "10-02", "04-23", "04-03", "03-28", "03-07"):
         at_ms = ms(f"2026-{day}")
         end_ms = at_ms + 3 * DAY_MS
         while at_ms < end_ms:
@@ -127,13 +103,6 @@ def test_periods_follow_each_other_without_gap_or_overlap(zone: str, period: Per
             assert calendar.edges(next_ms - 1) == (start_ms, next_ms)
             assert calendar.edges(next_ms)[0] == next_ms
             at_ms = next_ms
-
-
-def test_asking_in_any_order_gives_the_same_edges() -> None:
-    calendar = Calendar("day", PACIFIC)
-    times = [ms("2026-11-01T00:00") + hour * HOUR_MS for hour in range(72)]
-    forward = [calendar.edges(at_ms) for at_ms in times]
-    assert [calendar.edges(at_ms) for at_ms in reversed(times)] == forward[::-1]
 
 
 @pytest.mark.parametrize("command", ["status", "demo", "emulate --port 0"])
@@ -168,6 +137,24 @@ def test_an_unknown_calendar_or_zone_raises_where_it_is_given(arguments: tuple[A
 @pytest.mark.parametrize(
     ("calendar", "at", "edges"),
     [
+        # An ordinary day, from its first to its last millisecond.
+        (PACIFIC_DAY, "2026-11-21T08:00:00", "2026-11-21T08:00 2026-11-22T08:00 2026-11-23T08:00"),
+        # Clocks go forward and back at two in the morning: 23 hours, and 25.
+        (PACIFIC_DAY, "2026-03-08T20:00", "2026-03-08T08:00 2026-03-09T07:00 2026-03-10T07:00"),
+        (PACIFIC_DAY, "2026-11-01T20:00", "2026-11-01T07:00 2026-11-02T08:00 2026-11-03T08:00"),
+        # Midnight does not exist: the day begins at one, the moment of the change.
+        (SAO_PAULO_DAY, "2018-11-04T12:00", "2018-11-04T03:00 2018-11-05T02:00 2018-11-06T02:00"),
+        # The last hour of the day comes twice.
+        (SAO_PAULO_DAY, "2018-02-17T12:00", "2018-02-17T02:00 2018-02-18T03:00 2018-02-19T03:00"),
+        # Midnight itself comes twice: the day begins at the first one.
+        (Calendar("day", "America/Havana"), "2026-11-01T12:00", "2026-11-01T04:00 2026-11-02T05:00 2026-11-03T05:00"),
+        # A change of half an hour, and a date that was left out altogether.
+        (
+            Calendar("day", "Australia/Lord_Howe"),
+            "2026-04-05T00:00",
+            "2026-04-04T13:00 2026-04-05T13:30 2026-04-06T13:30",
+        ),
+        (Calendar("day", "Pacific/Apia"), "2011-12-30T00:00", "2011-12-29T10:00 2011-12-30T10:00 2011-12-31T10:00"),
         (Calendar("month", "UTC"), "2026-12-31T23:59:59.999", "2026-12-01T00:00 2027-01-01T00:00 2027-02-01T00:00"),
         # 2026-11-25 is a Wednesday.
         (Calendar("week", "UTC"), "2026-11-25T12:00", "2026-11-23T00:00 2026-11-30T00:00 2026-12-07T00:00"),
@@ -304,14 +291,7 @@ def test_a_limit_enforces_at_least_one() -> None:
         Limit("day", 0, view, 10, 10)
 
 
-PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
-
-
-def at(*when: int) -> int:
-    return int(datetime(*when, tzinfo=UTC).timestamp() * 1000)  # type: ignore[arg-type,misc]
-
-
-MIDNIGHT = at(2026, 7, 1, 7)
+MIDNIGHT = ms("2026-07-01T07:00")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +303,7 @@ def test_the_pace_is_even_and_complete_three_hours_before_the_end(hour: int, uni
     assert paced_units(2_400, PACIFIC_DAY.edges(MIDNIGHT), MIDNIGHT + hour * HOUR_MS) == units
 
 
-@pytest.mark.parametrize("midnight", [at(2026, 3, 8, 8), at(2026, 7, 1, 7), at(2026, 11, 1, 7)], ids=["23", "24", "25"])
+@pytest.mark.parametrize("midnight", [ms("2026-03-08T08:00"), MIDNIGHT, ms("2026-11-01T07:00")], ids=["23", "24", "25"])
 @pytest.mark.parametrize("units", [1, 2, 7, 95, 9_500, 10**9])
 def test_a_pace_releases_units_at_their_first_millisecond(midnight: int, units: int) -> None:
     """On days of 23, 24 and 25 hours. Whoever asks for the millisecond before gets less."""
