@@ -33,7 +33,6 @@ def test_labels_in_a_generator_that_end_elsewhere_say_so(
 ) -> None:
     """As in a dependency of FastAPI, which has a copy of the context, or before a later block: no label is left."""
     arguments.warn_crossed.cache_clear()
-    arguments.warn_crossed.cache_clear()
 
     def labelled(job: str) -> Iterator[None]:
         with quota.labels(job=job):

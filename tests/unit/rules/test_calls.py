@@ -23,7 +23,7 @@ from quota.rules.calls import (
     wanted_grants,
 )
 from quota.rules.entry import START, Entry
-from quota.rules.facts import Facts, Grant
+from quota.rules.facts import Grant
 from quota.terms.api import Reserve
 from quota.terms.costs import Bucket, CostBook, Part, Price, Quota
 from quota.terms.limits import DAY_MS, HOUR_MS, MAX_UNITS, Calendar, Limit, Selector, Sliding, View, Window
@@ -102,19 +102,6 @@ def test_a_grant_lowers_a_limit_of_its_bucket_alone(held: Limit, units: int | No
 def test_a_grant_of_what_a_limit_holds_lowers_nothing(headroom: int, lowered: bool) -> None:
     held = limit(headroom=headroom)
     assert lowers([held], "units", held.limit_units) is lowered
-
-
-def test_each_grant_is_believed_until_it_ends() -> None:
-    first, later = Grant("search", 10, MIDNIGHT, MIDNIGHT + 5), Grant("units", 300, MIDNIGHT, MIDNIGHT + 9)
-    facts = Facts(grants=(first, later))
-    for now_ms, units in (
-        (MIDNIGHT - DAY_MS - 1, {}),
-        (MIDNIGHT - DAY_MS, {"search": 10, "units": 300}),
-        (MIDNIGHT + 4, {"search": 10, "units": 300}),
-        (MIDNIGHT + 5, {"units": 300}),
-        (MIDNIGHT + 9, {}),
-    ):
-        assert facts.granted(now_ms) == units
 
 
 @pytest.mark.parametrize(
