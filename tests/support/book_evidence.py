@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from quota.clients.upstream import Meaning, upstream_of
 from quota.common.clock import NEVER
 from quota.terms.api import Hosts
-from quota.terms.costs import CostBook, Price
+from quota.terms.costs import CostBook
 from support.books import price_on
 
 FOLDER = Path(__file__).parents[1] / "books"
@@ -76,12 +76,8 @@ def _requests(book: CostBook, requests: list[dict[str, Any]]) -> Iterator[str]:
         else:
             yield f"{label}: no method {method}"
             continue
-        if (units := _units(price)) != row["units"]:
+        if (units := {part.bucket: part.units for part in price.parts}) != row["units"]:
             yield f"{label}: {units}, not {row['units']}"
-
-
-def _units(price: Price) -> dict[str, int]:
-    return {part.bucket: part.units for part in price.parts}
 
 
 def _answers(book: CostBook, answers: list[dict[str, Any]]) -> Iterator[str]:

@@ -432,10 +432,6 @@ def test_a_made_answer_is_read_like_any_other_and_says_why_and_when_to_come_back
 # -- clients that try again --------------------------------------------------------------------------------------------
 
 
-def slept(seconds: float) -> None:
-    pytest.fail(f"it would sleep {seconds} s and try again")
-
-
 def by_google(url: str) -> None:
     options = {"api_endpoint": url}
     with build("youtube", "v3", developerKey="k", http=httplib2.Http(), client_options=options) as client:
@@ -474,7 +470,7 @@ AGAIN: dict[str, Callable[[str], Any]] = {
 def test_a_refusal_is_not_tried_again(
     name: str, more: str, server: PlainServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", slept)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it would sleep {seconds} s and try again"))
     instrument(server.address, units=5, more=more)
     requests.post(server.address, timeout=100)
     with pytest.raises(Exception, match=r"^refused"):

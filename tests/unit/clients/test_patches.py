@@ -74,10 +74,6 @@ def test_a_library_without_the_seam_stays_unpatched_and_is_logged(
     assert caplog.messages == ["not_instrumented library=a_library: its requests are not charged; see docs/auto.md"]
 
 
-def by_its_own_one(name: str, path: Any = None, target: Any = None) -> Any:
-    return PathFinder.find_spec(name, path, target)
-
-
 def by_all(name: str, path: Any = None, target: Any = None) -> Any:
     """As wrapt and ddtrace do: it stands aside while it asks all finders."""
     if name == "a_library" and not asked:
@@ -89,7 +85,7 @@ def by_all(name: str, path: Any = None, target: Any = None) -> Any:
 asked: list[str] = []
 
 
-@pytest.mark.parametrize("find_spec", [by_its_own_one, by_all])
+@pytest.mark.parametrize("find_spec", [PathFinder.find_spec, by_all])
 def test_no_finder_in_front_hides_a_library_or_has_it_patched_twice(
     find_spec: Any, made: str, patches: Patches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

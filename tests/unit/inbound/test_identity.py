@@ -17,10 +17,6 @@ def xff(peer: str | None, *lines: str, trusted: list[str] = PROXIES) -> str:
     return Proxies(trusted).client(peer, lambda: lines)
 
 
-def forwarded(peer: str | None, *lines: str) -> str:
-    return Proxies(PROXIES, FORWARDED).client(peer, lambda: lines)
-
-
 @pytest.mark.parametrize(
     ("peer", "lines", "client"),
     [
@@ -80,7 +76,7 @@ def test_the_address_is_counted_from_the_right(peer: str | None, lines: tuple[st
     ],
 )
 def test_the_field_of_rfc_7239_is_read_from_the_right_too(lines: tuple[str, ...], client: str) -> None:
-    assert forwarded("10.0.0.1", *lines) == client
+    assert Proxies(PROXIES, FORWARDED).client("10.0.0.1", lambda: lines) == client
 
 
 def test_a_flood_of_entries_costs_little_and_ends_at_a_proxy() -> None:
