@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from quota.cli.program import cli
-from quota.rules.entry import is_reservation
 from quota.terms.costs import CostBook
 from support.books import parse_book
 from support.setup import Setup, limit
@@ -60,23 +59,6 @@ def test_a_price_changes_at_midnight_in_the_books_zone(setup: Setup, zone: str) 
     assert budget.charge("a.list", units=9).admitted
     assert setup.entries()[-1].bucket == "more"
     assert book.zone == zone
-
-
-def test_a_call_is_reserved_or_not_by_the_price_of_the_day(setup: Setup) -> None:
-    book = a_book(
-        """
-        buckets.units = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
-        [methods]
-        "a.ask" = { prices = [{ reserve = { default = 5 } }, { reserve = { default = 7 }, since = 2026-03-08 }] }
-        "a.list" = { prices = [{ reserve = { default = 1 } }, { units = 2, since = 2026-03-08 }] }
-        """
-    )
-    budget = setup.budget(limit(500), book=book)
-    change_ms = at("2026-03-08", "UTC")
-    for setup.now_ms in (change_ms - 1, change_ms):
-        budget.charge_many(["a.ask", "a.list"])
-    charges = [(charge.units, is_reservation(charge.key)) for charge in setup.entries()]
-    assert charges == [(5, True), (1, True), (7, True), (2, False)]
 
 
 def test_the_state_of_a_budget_uses_the_price_of_the_day(setup: Setup) -> None:
