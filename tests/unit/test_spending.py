@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -123,14 +122,3 @@ def test_below_staticmethod_and_classmethod_it_is_charged(budget: Budget) -> Non
 
     assert (Client.fetch("DE"), Client.name()) == ("DE", "Client")
     assert charges(budget) == 2
-
-
-def test_spend_inside_a_generator_charges_when_it_runs(budget: Budget) -> None:
-    async def fetch() -> str:
-        with budget.spend("videos.list") as decision:
-            return str(decision.id)
-
-    waiting = fetch()
-    assert charges(budget) == 0
-    assert asyncio.run(waiting)
-    assert charges(budget) == 1
