@@ -495,15 +495,16 @@ THEIRS = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", 
     ("args", "status", "unneeded"),
     [
         ("charge search.list", 75, (*THEIRS, "importlib.metadata", "asyncio", "ssl", "quota.jobs", "quota.wording")),
+        ("run refused", 0, (*THEIRS, "importlib.metadata", "requests", "httpx")),
         ("--version", 0, (*THEIRS, "asyncio", "ssl", "quota.jobs", "quota.budget", "quota.settings")),
         ("exec --help", 0, (*THEIRS, "quota.jobs", "quota.settings.books")),
         ("book list --json", 0, (*THEIRS, "quota.jobs", "quota.budget")),
-        ("check", 0, ("redis", "httplib2", "google.auth", "quota.jobs.plan")),
+        ("check", 78, ("redis", "httplib2", "google.auth", "quota.jobs.plan")),
         ("reconcile --help", 0, ("googleapiclient", "httplib2", "google.auth")),
     ],
 )
 def test_a_command_loads_nothing_it_does_not_need(quota: Quota, args: str, status: int, unneeded: tuple[str]) -> None:
-    quota.configure(SMALL)
+    quota.configure(SMALL + '[jobs.refused]\nfetch = "search"\noptions = { words = "x" }\n')
     quota("charge", "search.list")
     quota.forked = False
     done = quota(script=MODULES.format(args=args.split()))

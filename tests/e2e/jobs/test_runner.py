@@ -269,26 +269,6 @@ def test_a_call_counts_no_longer_for_its_step_if(bench: Bench, how: str) -> None
     assert (report.exit_status, report.refused_by, len(ids)) == (0, "day", 6), report.why
 
 
-def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> None:
-    bench.configure(units=1, fetch="uploads")
-    bench.charge("videos.list")
-    script = """
-import sys
-from quota.cli.program import run
-sys.argv[1:] = ["run", "t"]
-run()
-heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity",
-    "importlib.metadata")
-print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
-"""
-    bench.quota.forked = False
-    done = bench.quota(script=script)
-    line, modules = done.stdout.splitlines()
-    assert line.startswith("t: stopped after 0 pages (0 units): limit 'day' has 1 of 1 unit used; next: US page 1 at ")
-    assert modules == "[]"
-    assert bench.requests == 0
-
-
 def test_a_run_counts_its_own_calls_as_it_corrects_them(bench: Bench) -> None:
     bench.configure(regions=["US"], pages=3)
     ids: list[str] = []
