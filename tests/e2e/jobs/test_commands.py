@@ -124,21 +124,6 @@ def test_people_read_one_moment_in_one_notation_wherever_it_stands(quota: Quota,
         assert shown in done.stdout + done.stderr, command
 
 
-def test_a_refused_run_shows_where_and_when_it_resumes(quota: Quota, upstream: Emulator) -> None:
-    configure(quota, upstream.address, units=5)
-    done = quota("run", "trending")
-    assert done.returncode == 0
-    pattern = (
-        r"trending: stopped after 5 pages \(5 units\): limit 'day' has 5 of 5 units used; "
-        r"next: DE page 2 at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d \(in (23h 59m|24h 00m)\)\n"
-    )
-    assert re.fullmatch(pattern, done.stdout)
-    assert done.stderr.splitlines()[-1] == "trending DE: partial, 1 page, 50 items"
-    again = quota("run", "trending", "--fail-on-refusal")
-    assert again.returncode == 75
-    assert again.stderr == ""
-
-
 def test_the_json_of_a_run_is_all_that_is_on_stdout(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address, units=5)
     report = quota.json("run", "trending", "--region", "DE", "--region", "US")
