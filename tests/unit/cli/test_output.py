@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from quota.cli.output import FirstThatFits, layouts, line, render_parts
 from quota.reports.status import read_status
@@ -75,12 +75,6 @@ options = { words = "x" }
 """
 
 
-def rendered(width: int, what: RenderableType) -> list[str]:
-    lines = shown(what, width).splitlines()
-    assert all(len(line) <= width for line in lines)
-    return lines
-
-
 @pytest.fixture
 def session(state_dir: object, tmp_path: object) -> Session:
     with open("quota.toml", "w", encoding="utf-8") as file:  # in the test's own folder
@@ -94,7 +88,8 @@ def test_a_status_keeps_its_numbers_whole(session: Session, full: bool) -> None:
         session.budget().charge("search.list", units=9_500 if full else 2_700)
         status = read_status(session)
     for width in WIDTHS:
-        lines = rendered(width, render_parts(status_parts(status)))
+        lines = shown(render_parts(status_parts(status)), width).splitlines()
+        assert all(len(line) <= width for line in lines)
         text = "\n".join(lines)
         (day,) = [line for line in lines if re.match(r"day +", line)]
         for word in ("9,500", "0", "in 24h 00m") if full else ("2,700", "6,800"):
