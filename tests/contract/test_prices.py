@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from click.testing import CliRunner
 
-from quota.cli.program import cli
-from quota.terms.costs import CostBook
 from support.books import parse_book
 from support.setup import Setup, limit
 
@@ -23,22 +18,16 @@ def at(text: str, zone: str = "America/Los_Angeles") -> int:
 
 
 CHANGE_MS = at("2025-12-04 00:00:00")
-HEAD = """
-api = "x"
-source = "the tests"
-read_on = 2026-11-01
-default = { get = 1, other = 1 }
-"""
-
-
-def a_book(tables: str) -> CostBook:
-    return parse_book(HEAD + tables, "book")
 
 
 @pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Kolkata", "Pacific/Auckland", "UTC"])
 def test_a_price_changes_at_midnight_in_the_books_zone(setup: Setup, zone: str) -> None:
-    book = a_book(
+    book = parse_book(
         f"""
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        default = {{ get = 1, other = 1 }}
         buckets.units = {{ quota = 100, resets = {{ calendar = "month", zone = "{zone}" }} }}
         buckets.more = {{ quota = 100, resets = "1h" }}
         [methods]
@@ -47,7 +36,8 @@ def test_a_price_changes_at_midnight_in_the_books_zone(setup: Setup, zone: str) 
             {{ units = 2, since = 2026-03-08 }},
             {{ units = 3, bucket = "more", since = 2026-03-09 }},
         ] }}
-        """
+        """,
+        "book",
     )
     budget = setup.budget(limit(500, buckets=()), book=book)
     costs = []
@@ -69,19 +59,3 @@ def test_the_state_of_a_budget_uses_the_price_of_the_day(setup: Setup) -> None:
     assert budget.outlook().room_ms[0] is not None
     setup.now_ms = CHANGE_MS
     assert budget.outlook().room_ms[0] is None
-
-
-def test_the_cost_book_is_shown_with_the_prices_to_come(state_dir: Path) -> None:
-    (state_dir.parent / "book.toml").write_text(
-        HEAD
-        + """
-        buckets.units = { quota = 1_000, resets = { calendar = "day", zone = "UTC" } }
-        methods."a.add" = { prices = [{ units = 3 }, { units = 700, since = 2099-01-01 }] }
-        """
-    )
-    shown = CliRunner().invoke(cli, ["book", "show", "./book.toml"])
-    assert "a.add       3  units; 700 units from 2099-01-01" in shown.output
-    (method,) = json.loads(CliRunner().invoke(cli, ["book", "show", "./book.toml", "--json"]).output)["methods"]
-    now, then = ([{"bucket": "units", "units": units}] for units in (3, 700))
-    later = {"units": 700, "bucket": "units", "parts": then, "since": "2099-01-01"}
-    assert method == {"method": "a.add", "units": 3, "bucket": "units", "parts": now, "next": later}

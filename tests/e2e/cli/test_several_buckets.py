@@ -52,7 +52,8 @@ def test_the_book_is_shown_with_all_buckets(quota: Quota) -> None:
     ]
     (later,) = quota.json("costs", "later")["methods"]
     assert (later["units"], later["bucket"], later["parts"]) == (0, None, [])
-    assert later["next"]["parts"] == [{"bucket": "core", "units": 1}, {"bucket": "points", "units": 9}]
+    parts = [{"bucket": "core", "units": 1}, {"bucket": "points", "units": 9}]
+    assert later["next"] == {"units": 1, "bucket": "core", "parts": parts, "since": "2099-12-01"}
 
 
 def test_one_id_explains_settles_and_refunds_a_call_of_two_buckets(quota: Quota) -> None:
