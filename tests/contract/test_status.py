@@ -308,16 +308,6 @@ def test_a_loss_is_shown_for_a_day(scene: Scene, ledger_place: LedgerStorage, mo
     assert "put_back" not in scene.json()
 
 
-def test_a_charge_that_a_wrong_clock_dated_ahead_is_named_with_its_remedy(scene: Scene) -> None:
-    scene.configure(DAY)
-    scene.now_ms += 300 * DAY_MS
-    scene.spend(1)
-    scene.now_ms = TEN_MS
-    scene.configure(DAY)
-    assert "a clock was wrong and dated a charge 2027-09-17T10:00:00+00:00: `quota ledger repair`" in scene.lines()
-    assert scene.json()["newest_charge_at"] == rfc3339(TEN_MS + 300 * DAY_MS)
-
-
 def test_a_wrong_clock_is_one_line(scene: Scene) -> None:
     scene.configure(DAY)
     scene.session.project("main").wall = lambda: scene.now_ms - MAX_CLOCK_AHEAD_MS - 1
