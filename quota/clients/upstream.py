@@ -121,8 +121,8 @@ def passes_on(book: CostBook, endpoint: str | None) -> bool:
 def dearness(book: CostBook, verb: str, method: str, body: RequestBody | None) -> tuple[float, int]:
     """By what methods compare: the largest share of a bucket that a call takes now, then its units. A method outside
     the book costs the book's default. Without a body, a price that the body decides is the dearest."""
-    known = book.canonical(method) in book.methods
-    price = book.price_at(method, host_clock())[0] if known else book.default_price(verb)
+    in_book = book.canonical(method) in book.methods
+    price = book.price_at(method, host_clock())[0] if in_book else book.default_price(verb)
     if price.reserved:
         if body is None:
             return inf, 0
