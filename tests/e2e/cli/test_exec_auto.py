@@ -180,6 +180,7 @@ def test_a_program_with_an_odd_environment_is_charged(
 
 AT_ONCE = """\
 import asyncio, os, threading
+import importlib.metadata, importlib.resources  # threads that import both at once may meet CPython's _DeadlockError
 ADDRESS = os.environ["ADDRESS"]
 
 def by_aiohttp():
