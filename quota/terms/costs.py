@@ -95,17 +95,18 @@ class Price(NamedTuple):
 
     def bound(self, body: RequestBody, unread: Callable[[], object] = lambda: None) -> Price:
         """The price of a request with this body; see `Reserve.bound`."""
-        if not self.reserved:
-            return self
-        parts = [part._replace(units=part.reserve.bound(body, unread)) if part.reserve else part for part in self.parts]
-        return self._replace(parts=tuple(parts))
+        return self._reserving(lambda reserve: reserve.bound(body, unread))
 
     @property
     def least(self) -> Price:
         """The price of the cheapest call: a reserve may be bound to less than its default."""
+        return self._reserving(lambda reserve: reserve.least)
+
+    def _reserving(self, units_of: Callable[[Reserve], int]) -> Price:
+        """This price, with these units where it reserves."""
         if not self.reserved:
             return self
-        parts = [part._replace(units=part.reserve.least) if part.reserve else part for part in self.parts]
+        parts = [part._replace(units=units_of(part.reserve)) if part.reserve else part for part in self.parts]
         return self._replace(parts=tuple(parts))
 
     def counted_by(self, selector: Selector) -> int:
