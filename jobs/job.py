@@ -515,10 +515,8 @@ def check_job(settings: Settings, job: JobSettings) -> None:
     """Raises ConfigError if upstream cannot know a region of the job, or no limit holds its calls of some bucket."""
     credential = settings.credentials[job.credential]
     for bucket in unlimited(credential.limits, credential.book):
-        location, remedy = f"credentials.{credential.name}.limits", f'add a limit with bucket = "{bucket}"'
-        raise quota.ConfigError(
-            f"{settings.source}: {location}: no limit counts any call of bucket {bucket!r}; {remedy}"
-        )
+        where = f"{settings.source}: credentials.{credential.name}.limits"
+        raise quota.ConfigError(f"{where}: no limit counts any call of bucket {bucket.name!r}; {bucket.limit_to_add}")
     users = regions_of_users(settings)
     for index, region in enumerate(job.regions if job.fetch in BUILT_IN_FETCHES else ()):
         if fault := fault_of_region(region, users):

@@ -275,10 +275,9 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
     location = f"credentials.{credential.name}.limits"
     whole = [limit for limit in credential.limits if covers(limit, bucket.name, credential.book)]
     if not whole:
-        some = bucket.name not in unlimited(credential.limits, credential.book)
+        some = bucket not in unlimited(credential.limits, credential.book)
         message = f"no limit counts {'all calls' if some else 'any call'} of bucket {bucket.name!r}"
-        remedy = f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units:_}'
-        yield Finding("warning" if some else "error", location, message, remedy)
+        yield Finding("warning" if some else "error", location, message, bucket.limit_to_add)
         return
     for quota in bucket.quotas:
         yield from _uncounted(bucket, quota, whole, location)

@@ -47,6 +47,11 @@ class Bucket(NamedTuple):
         return self._longest.window
 
     @property
+    def limit_to_add(self) -> str:
+        """The remedy if no limit holds the calls of this bucket."""
+        return f'add a limit with bucket = "{self.name}" and quota = {self.quota_units:_}'
+
+    @property
     def _longest(self) -> Quota:
         return max(self.quotas, key=lambda quota: quota.window.longest_ms)
 
@@ -326,10 +331,10 @@ class CostBook(NamedTuple):
         return min(filter(None, counted), default=1)
 
 
-def unlimited(limits: Iterable[Limit], book: CostBook) -> list[str]:
+def unlimited(limits: Iterable[Limit], book: CostBook) -> list[Bucket]:
     """The buckets of which no limit counts any call."""
     counted = {bucket for limit in limits for bucket in limit.view.selector.buckets}
-    return [bucket for bucket in book.buckets if bucket not in counted]
+    return [bucket for name, bucket in book.buckets.items() if name not in counted]
 
 
 def covers(limit: Limit, bucket: str, book: CostBook) -> bool:
