@@ -240,10 +240,10 @@ class Awaiter:
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """Do any work except a decision, and return its result. If the task is cancelled meanwhile, the work is done
         all the same, and its result goes to `undo`."""
-        running_loop()
+        loop = running_loop()
         working = self._submit(self._others, work)
         try:
-            await ended(working)
+            await ended(working, loop)
         except CancelledError:
             self._take_back(working, undo)
             raise
@@ -265,11 +265,11 @@ class Awaiter:
     async def ask(self, question: Callable[[], T], undo: Callable[[T], None]) -> T:
         """Ask the ledger for a decision. Raises LedgerError, also if no thread was free within the second: then it does
         not ask. If the task is cancelled, the decision goes to `undo`."""
-        running_loop()
+        loop = running_loop()
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
-        timer = get_running_loop().call_later(WAIT_S, asking.cancel)  # without effect if it has begun
+        timer = loop.call_later(WAIT_S, asking.cancel)  # without effect if it has begun
         try:
-            await ended(asking)
+            await ended(asking, loop)
         except CancelledError:
             asking.cancel()
             self._take_back(asking, undo)
@@ -309,9 +309,10 @@ class Awaiter:
         self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="quota-other")
 
 
-async def ended(working: Submitted[Any]) -> None:
-    """Wait until this work has ended or is cancelled. Whoever stops waiting leaves no exception for asyncio to log."""
-    loop, over = get_running_loop(), Event()
+async def ended(working: Submitted[Any], loop: AbstractEventLoop) -> None:
+    """Wait on this loop until work has ended or is cancelled. Whoever stops waiting leaves no exception for asyncio to
+    log."""
+    over = Event()
 
     def wake(_: Submitted[Any]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
