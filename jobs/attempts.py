@@ -95,7 +95,7 @@ class _Calls:
 
 @dataclass(eq=False)
 class Attempts(Listener):
-    """The steps of one run; the last one began `here`. Tests set `wait`, a tenacity wait between attempts."""
+    """The steps of one run; the last one began `here`."""
 
     session: Session
     job: JobSettings
@@ -103,7 +103,6 @@ class Attempts(Listener):
     store: Store
     stop: Callable[[], int]
     watcher: Watcher
-    wait: Any
 
     def __post_init__(self) -> None:
         self._given: dict[str, Any] = {"store": self.store} if "store" in signature(self.fetch).parameters else {}
@@ -162,7 +161,7 @@ class Attempts(Listener):
 
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_before_delay(LAST_ATTEMPT_S),
-            wait=self.wait or tenacity.wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
+            wait=tenacity.wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
             retry=tenacity.retry_if_exception(lambda error: self._worth_retrying(error, silent)),
             before_sleep=self._say_retry,
             sleep=self._sleep,

@@ -242,7 +242,7 @@ def demo(keep: str | None, units: int, form: str) -> int:
     """
     from quota.cli.rehearsal import variables
     from quota.jobs.emulator import Emulator
-    from quota.jobs.runner import run_job
+    from quota.jobs.runner import RunOptions, run_job
 
     if keep == "":
         raise quota.UsageError("--keep '' is not the path of a folder")
@@ -252,8 +252,8 @@ def demo(keep: str | None, units: int, form: str) -> int:
             config = _demo_config(folder, upstream.address, units)
             with quota.open(config) as session:
                 with watching("trending") as watcher:
-                    report = run_job(session, "trending", stop=stop, watcher=watcher)
-                print_report(report, How(form))
+                    report = run_job(session, "trending", RunOptions(stop=stop, watcher=watcher))
+                print_report(session, report, How(form))
                 if form == "text":
                     from quota.reports.status import read_status
                     from quota.wording import status_parts

@@ -38,7 +38,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 import quota
 from quota import Decision, Session
@@ -68,37 +68,35 @@ MAX_STEPS = 10
 log = logging.getLogger("quota.jobs")
 
 
-def run_job(
-    session: Session,
-    name: str,
-    *,
-    regions: str | Sequence[str] = (),
-    here: bool = False,
-    tick: Tick | None = None,
-    refusal: Callable[[], Decision | None] = lambda: None,
-    stop: Callable[[], int] = lambda: 0,
-    watcher: Watcher | None = None,
-    silent: str = "",
-    wait: Any = None,
-    clock: Callable[[], int] | None = None,
-) -> RunReport:
-    """Run the job called `name` once over `regions` (default: all of the job's), and report how it ended.
+class RunOptions(NamedTuple):
+    """How to run a job: over which `regions` (default: all of the job's), and with what.
 
     A `tick` of a schedule that is due for some regions runs only where these are, but gives their number, not their
     names: the run covers the regions whose turn it is in the job's round. If the budget admits only a few ticks a day,
     the same regions would otherwise run every day. The ledger admits each tick once for each region.
     On a shared ledger, the run covers only regions that are free or belong to its store (`quota.jobs.places`); with
     `here` it takes over the others too. When the run has its regions and its tick, it asks for a `refusal`, and ends
-    with it.
+    with it. The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an
+    address that did not answer the job before: the run tries it once.
+    """
+
+    regions: str | Sequence[str] = ()
+    here: bool = False
+    tick: Tick | None = None
+    refusal: Callable[[], Decision | None] = lambda: None
+    stop: Callable[[], int] = lambda: 0
+    watcher: Watcher = Watcher()
+    silent: str = ""
+
+
+def run_job(session: Session, name: str, how: RunOptions | None = None) -> RunReport:
+    """Run the job called `name` once, and report how it ended. The session's clock dates stored data.
+
     If another run of the job on this machine covers other regions, this run waits for its end: at most the job's
     `misfire_grace`, which begins with the tick.
-    The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an address
-    that did not answer the job before: the run tries it once. Tests set `wait`, a tenacity wait between attempts, and
-    `clock` (ms since 1970), which dates stored data.
     Raises UsageError for an unknown job or region, and ConfigError for an unusable function or lock.
     """
-    job, watcher, clock = job_called(session.settings, name), watcher or Watcher(), clock or host_clock
-    return _Start(session, job, regions, here, tick, refusal, stop, watcher, silent, wait, clock).run()
+    return _Start(session, job_called(session.settings, name), how or RunOptions()).run()
 
 
 @dataclass(eq=False)
@@ -107,24 +105,18 @@ class _Start:
 
     session: Session
     job: JobSettings
-    regions: str | Sequence[str]
-    here: bool
-    tick: Tick | None
-    refusal: Callable[[], Decision | None]
-    stop: Callable[[], int]
-    watcher: Watcher
-    silent: str
-    wait: Any
-    clock: Callable[[], int]
+    how: RunOptions
     before: Covers | None = None  # what the run covers that has the lock before this one
     hold: Hold | None = None
 
     def __post_init__(self) -> None:
+        tick = self.how.tick
         self.everything = regions_of(self.job, ())
-        self.due = regions_of(self.job, texts(self.regions, "region") if self.tick is None else self.tick.regions)
+        self.due = regions_of(self.job, texts(self.how.regions, "region") if tick is None else tick.regions)
         self.whole = self.due == self.everything
+        self.clock = self.session.clock or host_clock
         self.asked_ms = self.clock()
-        wait_ms = self.job.misfire_grace_ms + (0 if self.tick is None else self.tick.at_ms - self.asked_ms)
+        wait_ms = self.job.misfire_grace_ms + (0 if tick is None else tick.at_ms - self.asked_ms)
         self.until_s = elapsed_s() + wait_ms / 1_000
 
     def run(self) -> RunReport:
@@ -145,12 +137,12 @@ class _Start:
         """Whether to wait for the run that has the lock, which covers this."""
         begins, self.before = self.before is None, before
         if begins and not self._overlaps():
-            self.watcher.waits()
-        return not self._overlaps() and elapsed_s() < self.until_s and self.stop() == 0
+            self.how.watcher.waits()
+        return not self._overlaps() and elapsed_s() < self.until_s and self.how.stop() == 0
 
     def _overlaps(self) -> bool:
         """Whether that run does all the work of this one. A tick is work of its own."""
-        if self.before is None or self.tick is not None:
+        if self.before is None or self.how.tick is not None:
             return False
         return (self.whole and self.before.whole) or {*self.due} <= {*self.before.regions}
 
@@ -160,20 +152,20 @@ class _Start:
             due = self._still_due(store)
             if self.before and not due:
                 return ended(self.session, self.job, "overlap", "another run has covered it meanwhile")
-            with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.tick) as self.hold:
+            with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.how.tick) as self.hold:
                 return self._held(store, lock, self.hold, due)
 
     def _held(self, store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
         """Claim the regions, and cover those that the run gets: as many as are due."""
         session, job = self.session, self.job
-        chosen = due if self.tick is None else self.everything
+        chosen = due if self.how.tick is None else self.everything
         try:
-            hold.begin(chosen, here=self.here)
+            hold.begin(chosen, here=self.how.here)
             elsewhere = self._elsewhere(store, hold, due)
             if elsewhere is not None:
                 session.budget(job.credential).repay()  # no decision follows that would
                 return elsewhere
-            refused = self.refusal()
+            refused = self.how.refusal()
         except quota.QuotaError as error:
             keep(store, self._row(store), failed_report(session, job.name, error))
             raise
@@ -184,7 +176,7 @@ class _Start:
                 hold.ending = "failed"
             return keep(store, row, report)
         mine = [region for region in chosen if region not in hold.away]
-        attempts = Attempts(session, job, self.fetch, store, self.stop, self.watcher, self.wait)
+        attempts = Attempts(session, job, self.fetch, store, self.how.stop, self.how.watcher)
         report = _Run(self, store, lock, hold, attempts).cover(row, mine, len(due))
         if len(due) < len(chosen):
             return report
@@ -201,7 +193,7 @@ class _Start:
     def _still_due(self, store: Store) -> list[str]:
         """The regions that are due, without those that runs have covered while this one waited for its turn."""
         covered: set[str] = set()
-        if self.before and self.tick is None:
+        if self.before and self.how.tick is None:
             with suppress(quota.LedgerError):  # the claim fails with it
                 places, now_ms = checkpoints_of(self.session, self.job, store), self.clock()
                 covered = {place.region for place in places if self.asked_ms <= ended_at(place) <= now_ms}
@@ -213,7 +205,7 @@ class _Start:
         if self._overlaps():
             return ended(self.session, self.job, "overlap", "already running on this machine; nothing done")
         with self._open_store() as store:
-            regions, number = self.due if self.tick is None else (), self.stop()
+            regions, number = self.due if self.how.tick is None else (), self.how.stop()
             why = f"{', '.join(regions)} not fetched" if regions else "nothing fetched"
             why += ": another run of the job has not ended"
             if number:
@@ -267,7 +259,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.session, self.job = self.start.session, self.start.job
         # since upstream last answered: the address that did not answer in each region
-        self.silent = [self.start.silent] if self.start.silent else []
+        self.silent = [self.start.how.silent] if self.start.how.silent else []
 
     def cover(self, row: int, regions: Sequence[str], max_regions: int) -> RunReport:
         """Cover at most `max_regions` of these regions, in the order of the round, and note their names for others.
@@ -281,7 +273,7 @@ class _Run:
                 self.hold.ending = "done"  # the regions stay with the store that has pages of their round
             raise
         keep(self.store, row, report)
-        if self.start.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
+        if self.start.how.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
             self.hold.ending = "stopped"  # its tick goes on with the next start
         if self.end is not None and self.end.cannot_run and not self.added:
             self.hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
@@ -303,7 +295,7 @@ class _Run:
                 self.earlier = [region for region in regions if region not in names]
             note_covers(self.lock, Covers(self.start.whole, names))
             self.store.runs.cover(row, names)
-            self.start.watcher.began(checkpoints, most)
+            self.start.how.watcher.began(checkpoints, most)
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
                 if self.end is None and len(self.silent) > 1 and self.silent[-1] == self.silent[-2]:
@@ -317,7 +309,7 @@ class _Run:
                 if left is None and outcome.outcome in ("partial", "skipped"):
                     left = self.here
                 self.outcomes.append(outcome)
-                self.start.watcher.ended(outcome)
+                self.start.how.watcher.ended(outcome)
             if self.end is not None and self.end.outcome == "failed":
                 self._give_back(regions)
             return self._report(left)
@@ -376,7 +368,7 @@ class _Run:
         inherited = self.here.cursor is not None  # from an earlier run, so upstream may no longer know it
         steps, lost, most = 0, 0, pages_of(self.job)  # steps without a whole page, and without a part, in a row
         while True:
-            if self.start.stop():
+            if self.start.how.stop():
                 raise Interrupted
             if lack := lack_of_space(self.store.path):
                 raise lack
@@ -431,7 +423,7 @@ class _Run:
         self.added[checkpoint.region] = pages + page.complete, items + page.items
         if finished and not page.complete and not checkpoint.begun:
             self.idle.append(checkpoint.region)
-        self.start.watcher.page(self.here)
+        self.start.how.watcher.page(self.here)
         stored = {"page": checkpoint.pages + 1, **members(page, "complete items"), "items_of_pass": self.here.items}
         took_ms = self.store.now_ms() - started_at_ms
         _debug("page_stored", **members(checkpoint, "job region"), **stored, took_ms=took_ms, finished=finished)
@@ -531,7 +523,7 @@ class _Run:
             regions=regions,
             units=sum(units.values()),
             attempts=attempts,
-            exit_status=128 + self.start.stop() if self.start.stop() else status,
+            exit_status=128 + self.start.how.stop() if self.start.how.stop() else status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
             elsewhere=self.hold.away,
             silent=self.silent[-1] if self.silent else "",

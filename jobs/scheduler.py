@@ -297,8 +297,9 @@ class _JobQueue:
 
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
         """One run. The tick waits for a run of the job on this machine, or of the same store on another."""
+        how = runner.RunOptions(tick=tick, refusal=refusal, stop=self._stop)
         while True:
-            report = runner.run_job(session, self.job.name, tick=tick, refusal=refusal, stop=self._stop)
+            report = runner.run_job(session, self.job.name, how)
             if not report.waits or self._stop() or host_clock() - tick.at_ms > self.job.misfire_grace_ms:
                 return report
             time.sleep(ASK_AGAIN_S)

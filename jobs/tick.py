@@ -91,8 +91,7 @@ def run(
         if at is not None:
             from quota.cli.rehearsal import rehearsed
 
-            session, clock = block.enter_context(rehearsed(session, at, as_json=how.form == "json"))
-            how = how._replace(clock=clock)
+            session = block.enter_context(rehearsed(session, at, as_json=how.form == "json"))
         log_to_stderr()
         if dry_run:
             statuses = _look_ahead(session, names, how)
@@ -112,7 +111,7 @@ def run(
 
 
 class How(NamedTuple):
-    """The options of a run. `emit` prints its JSON; `clock` is that of a rehearsal; `silent` as in `run_job`."""
+    """The options of `quota run`. `emit` prints its JSON; `silent` as in RunOptions."""
 
     form: str
     regions: Sequence[str] = ()
@@ -121,7 +120,6 @@ class How(NamedTuple):
     quiet: bool = False
     emit: Callable[[dict[str, object]], None] = print_json
     stop: Callable[[], int] = lambda: 0
-    clock: Callable[[], int] | None = None
     silent: str = ""
 
 
@@ -129,7 +127,7 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
     """Run a job once, print how it ended, and do what its configuration asks for then."""
     from quota.jobs.endings import failed_report
     from quota.jobs.job import job_called, line_of
-    from quota.jobs.runner import run_job
+    from quota.jobs.runner import RunOptions, run_job
 
     settings, ping = job_called(session.settings, job), None
     if settings.ping_ref is not None:
@@ -139,17 +137,9 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
     try:
         # What a fetch function prints does not get into the report.
         with redirect_stdout(sys.stderr), watching(job, how.quiet) as watcher:
-            report = run_job(
-                session,
-                job,
-                regions=how.regions,
-                here=how.here,
-                refusal=(lambda: None) if ping is None else ping.start,
-                stop=how.stop,
-                watcher=watcher,
-                silent=how.silent,
-                clock=how.clock,
-            )
+            refusal = (lambda: None) if ping is None else ping.start
+            options = RunOptions(how.regions, how.here, None, refusal, how.stop, watcher, how.silent)
+            report = run_job(session, job, options)
     except BaseException as error:
         report = failed_report(session, job, error)
         _follow_up(session, report, ping)
@@ -160,7 +150,7 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
         raise QuotaError(f"{job}: {why}; let it return a page, or raise an error") from None
     if how.fail_on_refusal and report.refused and not report.exit_status:
         report = replace(report, exit_status=Refused.exit_status)
-    print_report(report, how)
+    print_report(session, report, how)
     _follow_up(session, report, ping)
     return report
 
@@ -170,12 +160,12 @@ def _one_of_all(session: Session, job: str, how: How) -> RunReport:
     its own id; those of a rehearsal share one ledger in memory."""
     from quota.jobs.endings import failed_report
 
-    with type(session)(session.settings) if how.clock is None else nullcontext(session) as own:
+    with type(session)(session.settings) if session.clock is None else nullcontext(session) as own:
         try:
             return _tick(own, job, how)
         except QuotaError as error:
             report = failed_report(own, job, error)
-            print_report(report, how)
+            print_report(own, report, how)
             return report
 
 
@@ -188,7 +178,7 @@ def _look_ahead(session: Session, jobs: Sequence[str], how: How) -> list[int]:
     from quota.jobs.plan.plan import look_ahead
 
     statuses = []
-    with copied(session, how.clock, store=False) as copy:
+    with copied(session, store=False) as copy:
         for job in jobs:
             settings = job_called(session.settings, job)
             try:
@@ -250,7 +240,7 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
         yield session
 
 
-def print_report(report: RunReport, how: How) -> None:
+def print_report(session: Session, report: RunReport, how: How) -> None:
     """Print how a run ended. If `quiet`, nothing if it is done, somebody else runs it or the budget stopped it with
     status 0, its errors if it failed, and otherwise why it stopped."""
     from quota.common.clock import host_clock
@@ -265,7 +255,7 @@ def print_report(report: RunReport, how: How) -> None:
     quiet = how.quiet and report.exit_status != Refused.exit_status
     if quiet and (is_regular or (is_error and how.form == "text")):
         return
-    sentence = printable(report.sentence((how.clock or host_clock)()))
+    sentence = printable(report.sentence((session.clock or host_clock)()))
     if how.form == "json":
         how.emit(report.as_json())
     else:

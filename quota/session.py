@@ -49,7 +49,7 @@ class Session(OfOneProcess):
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
         self.settings = instance(settings, Settings, "settings", "open a session with quota.open(path)")
-        self._clock = clock
+        self.clock = clock
         self._closed = False
         self.start_over_in_child()
         start_over_in_child(self)
@@ -95,7 +95,7 @@ class Session(OfOneProcess):
                 settings = self.settings.ledger
                 if (settings.file or "").startswith(f"{state_folder()}{os.sep}"):
                     make_state_folder()
-                self._ledger = open_ledger(settings.url, clock=self._clock)
+                self._ledger = open_ledger(settings.url, clock=self.clock)
             return self._ledger
 
     def credential(self, name: str | None = None) -> CredentialSettings:
@@ -151,7 +151,7 @@ class Session(OfOneProcess):
                     chosen.project,
                     journal=self._open_journal(identity, longest_ms),
                     keys=Keys(self.run, self._state_folder, identity.hash),
-                    clock=self._clock,
+                    clock=self.clock,
                     longest_ms=longest_ms,
                     jitter_ms=machine_jitter_ms(),
                     api=chosen.book.api,
@@ -387,7 +387,7 @@ def projects_left(session: Session) -> list[tuple[str, int]]:
     credentials = session.settings.credentials.values()
     identities = [session._identity(credential) for credential in credentials]
     longest_ms = _longest_ms(limit for credential in credentials for limit in credential.limits)
-    return left_behind(session._state_folder, identities, (session._clock or host_clock)(), longest_ms)
+    return left_behind(session._state_folder, identities, (session.clock or host_clock)(), longest_ms)
 
 
 def _longest_ms(limits: Iterable[Limit]) -> int:

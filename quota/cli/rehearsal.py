@@ -43,23 +43,18 @@ MAX_AHEAD = timedelta(days=3_660)
 
 
 @contextmanager
-def rehearsed(
-    session: Session, at: str, *, as_json: bool, store: bool = True
-) -> Iterator[tuple[Session, Callable[[], int]]]:
-    """A session over copies of this session's ledger and of its `store`, and its clock, which is `at` now and goes on.
+def rehearsed(session: Session, at: str, *, as_json: bool, store: bool = True) -> Iterator[Session]:
+    """A session over copies of this session's ledger and of its `store`, whose clock is `at` now and goes on.
 
     It connects to this machine only. What is printed in the block begins with PREFIX on each line; with `as_json` only
     stderr does. A QuotaError is printed, and ends the command.
     """
     ahead_ms = _ahead_ms(at)
-
-    def clock() -> int:
-        return host_clock() + ahead_ms
-
     with _prefixed(as_json):
         try:
-            with naming_allowances(session), copied(session, clock, store=store) as copy, _alone():
-                yield copy, clock
+            ahead = copied(session, lambda: host_clock() + ahead_ms, store=store)
+            with naming_allowances(session), ahead as copy, _alone():
+                yield copy
         except QuotaError as error:
             fail(str(error))
             raise click.exceptions.Exit(error.exit_status) from None
@@ -67,7 +62,7 @@ def rehearsed(
 
 @contextmanager
 def copied(session: Session, clock: Callable[[], int] | None = None, *, store: bool = True) -> Iterator[Session]:
-    """A session over copies of this session's ledger and of its `store`, which may have another clock. It writes no
+    """A session over copies of this session's ledger and of its `store`, perhaps with another clock. It writes no
     metrics, tells nobody, and calls no sink. Raises LedgerError, and QuotaError where the store cannot be copied."""
     credentials = projects_of(session)
     for credential in credentials.values():
@@ -81,7 +76,7 @@ def copied(session: Session, clock: Callable[[], int] | None = None, *, store: b
         variables(QUOTA_STATE_DIR=f"{temporary}/state", **{TALLY: ""}),
     ):
         settings = _of_copies(session.settings, Path(temporary) / "store.db" if store else None)
-        with Session(settings, clock=clock) as copy:
+        with Session(settings, clock=clock or session.clock) as copy:
             for name in credentials:
                 _copy(session, copy.ledger, name)
             yield copy

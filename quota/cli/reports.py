@@ -104,7 +104,7 @@ def status(watch: bool, checks: bool, at: str | None, form: str, config: str | N
     if at is not None:
         from quota.cli.rehearsal import rehearsed
 
-        with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as (copy, _):
+        with quota.open(config) as session, rehearsed(session, at, as_json=as_json, store=False) as copy:
             current, shown = _status_now(copy, as_json, here=False)
             return _print_status(current, {"rehearsal": True, **shown} if as_json else shown, form, checks)
     with opened(config, err=True) if as_json else quota.open(config) as session:

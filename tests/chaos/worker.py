@@ -22,7 +22,6 @@ from urllib.request import urlopen
 
 from googleapiclient.errors import HttpError
 from httplib2 import HttpLib2Error
-from tenacity import wait_fixed
 
 import quota
 from chaos.scene import CHEAP, DEAR, JOB, KEY, PAGE_ITEMS, REGIONS, Scene
@@ -30,9 +29,9 @@ from quota.budget import Listener
 from quota.decision import Decision
 from quota.jobs.job import Cursor, Page, first_attempt
 from quota.jobs.progress import Watcher
-from quota.jobs.runner import run_job
+from quota.jobs.runner import RunOptions, run_job
 from quota.jobs.store.checkpoints import Checkpoint
-from support.patience import be_impatient
+from support.patience import be_impatient, without_waits
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""
@@ -123,8 +122,8 @@ class Worker:
         while not is_last:
             finishing = self.finish.exists()
             notes.set_clock()
-            with quota.open(self.configuration) as session:
-                outcome = run_job(session, JOB, watcher=notes, wait=wait_fixed(0.05)).outcome
+            with quota.open(self.configuration) as session, without_waits():
+                outcome = run_job(session, JOB, RunOptions(watcher=notes)).outcome
                 is_last = finishing and outcome == "done"
                 if is_last:
                     self.repay(session.budget())

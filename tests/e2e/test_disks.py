@@ -21,7 +21,7 @@ import pytest
 
 import quota
 from quota.jobs.emulator import Emulator
-from quota.jobs.runner import run_job
+from quota.jobs.runner import RunOptions, run_job
 from support.commands import Quota, one_line
 from support.configurations import limited
 from support.disks import fill, small_disk, without_temporary_folder
@@ -206,7 +206,7 @@ def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept
             return 15
 
         with quota.open(config) as session:
-            return [run_job(session, "t", stop=stop).outcome, *set(inner)]
+            return [run_job(session, "t", RunOptions(stop=stop)).outcome, *set(inner)]
 
     machine.allow("state", 0o555, 0o000)
     assert machine.as_nobody(work) == ["stopped", "overlap"]

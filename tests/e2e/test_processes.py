@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tenacity import wait_none
 
 import quota
 from quota.jobs.job import RunReport
@@ -71,7 +70,7 @@ regions = {json.dumps(REGIONS)}
         )
 
     def tick(self) -> RunReport:
-        return self.run("t", wait=wait_none())
+        return self.run("t")
 
     def pages_stored(self) -> int:
         """Whole pages of rankings in the store. Asserts that there are no others, and that the checkpoints agree."""

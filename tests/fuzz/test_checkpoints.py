@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tenacity import wait_none
 
 import quota
 from fuzz.generate import damaged, mutated, text, value
@@ -24,6 +23,7 @@ from quota.jobs.store.file import StoreError
 from quota.jobs.store.store import Store
 from quota.terms.limits import DAY_MS
 from support.configurations import configuration
+from support.patience import without_waits
 from support.plain_http import PlainServer
 
 JOBS = "".join(
@@ -82,8 +82,8 @@ def test_a_region_recovers_from_any_checkpoint(part: int, _upstream: PlainServer
         before = len(_upstream.arrived)
         done: set[str] = set()
         for _ in range(3):
-            with quota.open("quota.toml") as session:
-                report = run_job(session, job, wait=wait_none(), clock=lambda: 1795204800000 + 1)
+            with quota.open("quota.toml", clock=lambda: 1795204800000 + 1) as session, without_waits():
+                report = run_job(session, job)
             assert report.outcome in ("done", "failed"), report
             for each in report.regions:
                 if each.error is not None:

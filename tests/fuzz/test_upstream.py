@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tenacity import wait_none
 
 import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
@@ -23,6 +22,7 @@ from quota.jobs.runner import ATTEMPTS, run_job
 from quota.settings.books import load_book
 from support.book_evidence import evidence_of
 from support.configurations import configuration
+from support.patience import without_waits
 from support.plain_http import Answer, Arrived, PlainServer
 
 BOOKS = [load_book("youtube-v3"), load_book("youtube-v3-buckets")]
@@ -111,8 +111,8 @@ def test_a_run_ends_with_an_outcome_for_each_region(part: int, tmp_path: Path, s
             (tmp_path / "quota.toml").write_text(configuration(server.address, job, units=PLENTY))
             (tmp_path / "videos.db").unlink(missing_ok=True)
             arrived = len(server.arrived)
-            with quota.open(tmp_path / "quota.toml") as session:
-                report = run_job(session, "j", wait=wait_none())
+            with quota.open(tmp_path / "quota.toml") as session, without_waits():
+                report = run_job(session, "j")
                 for bucket in ("units", "search", "uploads"):
                     session.project().state.reopen(bucket)
             assert report.outcome in ("done", "stopped", "failed")

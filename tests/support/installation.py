@@ -14,10 +14,11 @@ import quota
 from quota.deciding.history import charges
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import RunReport
-from quota.jobs.runner import run_job
+from quota.jobs.runner import RunOptions, run_job
 from quota.rules.spent import Spent
 from support.commands import Quota
 from support.forked import Forked
+from support.patience import without_waits
 
 _numbers = count()
 
@@ -55,8 +56,8 @@ class Installation:
 
     def run(self, job: str, **options: Any) -> RunReport:
         """One run, in this process."""
-        with quota.open(self.config, clock=self.clock) as session:
-            return run_job(session, job, clock=self.clock, **options)
+        with quota.open(self.config, clock=self.clock) as session, without_waits():
+            return run_job(session, job, RunOptions(**options))
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str] | Forked:
         """A `quota` command in a process of its own, or a Python program."""

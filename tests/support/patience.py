@@ -10,8 +10,10 @@ answers would take 20 s each. The tests of what is found there set it.
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from quota import async_budget
 from quota.deciding import decide, losses, recorder
@@ -54,6 +56,11 @@ def be_impatient() -> None:
     """As for users: for a process of a patient test that is to show how long they wait."""
     for (owner, name), wall_s in zip(WALLS, REAL, strict=True):
         setattr(owner, name, wall_s)
+
+
+def without_waits() -> AbstractContextManager[object]:
+    """Between the attempts of a step, in this process."""
+    return patch("quota.jobs.attempts.MAX_WAIT_S", 0.0)
 
 
 def patient(code: str, *args: str, options: tuple[str, ...] = ()) -> list[str]:

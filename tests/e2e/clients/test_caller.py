@@ -16,7 +16,6 @@ import httpx
 import httpx2
 import pytest
 import requests
-from tenacity import wait_none
 
 import quota
 from quota.clients.login import login
@@ -378,7 +377,7 @@ def test_a_login_that_is_refused_ends_the_run_in_one_line_without_a_secret(googl
     secret = private_key().splitlines()[3]
     google.denied = f"Token has been expired or revoked: {secret}"
     with quota.open(google.configure("service-account:account.json")) as session:
-        report = run_job(session, "t", wait=wait_none())
+        report = run_job(session, "t")
         assert (report.outcome, report.exit_status, units(session)) == ("failed", 78, 0)
     assert report.why.startswith("auth was not accepted (invalid_grant")
     assert report.why.endswith("; renew it")
@@ -389,7 +388,7 @@ def test_a_login_that_is_refused_ends_the_run_in_one_line_without_a_secret(googl
 def test_a_token_that_is_refused_ends_the_run_with_the_remedy(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "an-old-one")
     with quota.open(google.configure("bearer:env:A_TOKEN")) as session:
-        report = run_job(session, "t", wait=wait_none())
+        report = run_job(session, "t")
         assert (report.outcome, report.exit_status) == ("failed", 78)
         assert len(google.api.arrived) == units(session) == 1
     assert report.why == "auth was not accepted (upstream refused the token); renew it"

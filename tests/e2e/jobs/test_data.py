@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas
 import pytest
-from tenacity import wait_none
 
 import quota
 from quota.jobs.contributions import jobs
@@ -63,7 +62,7 @@ class Site(Installation):
         (self.folder / "pages.json").write_text(repr({"US": us, "DE": de or [{}]}).replace("nan", "float('nan')"))
 
     def run(self, job: str = "own", **options: Any) -> RunReport:
-        return super().run(job, wait=wait_none(), **options)
+        return super().run(job, **options)
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tenacity import wait_none
 
 import quota
 from quota.jobs.job import RunReport
 from quota.jobs.runner import run_job
 from support.commands import ROOT, Quota
 from support.installation import Installation
+from support.patience import without_waits
 from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, head
 
 CONFIG = """
@@ -83,8 +83,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run(folder: Path, address: str, more: str = "") -> RunReport:
     (folder / "quota.toml").write_text(CONFIG.format(address=address) + more)
-    with quota.open(folder / "quota.toml") as session:
-        return run_job(session, "issues", wait=wait_none())
+    with quota.open(folder / "quota.toml") as session, without_waits():
+        return run_job(session, "issues")
 
 
 def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) -> None:

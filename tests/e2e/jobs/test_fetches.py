@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tenacity import wait_none
 
 import quota
 from quota.common.clock import host_clock
@@ -50,7 +49,7 @@ class Site(Installation):
 
     def run(self, job: str = "j", **options: Any) -> RunReport:
         self.now_ms += 1_000
-        return super().run(job, wait=wait_none(), **options)
+        return super().run(job, **options)
 
     def later(self, days: int) -> None:
         """So many days later, on which other jobs ran: else the store would doubt the time."""

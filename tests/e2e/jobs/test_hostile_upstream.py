@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tenacity import wait_none
 
 import quota
 from quota.jobs.attempts import ATTEMPTS
@@ -230,7 +229,7 @@ def test_a_malformed_answer_is_one_plain_line(site: Site, kind: str) -> None:
 
 def test_a_body_that_ends_before_its_length_is_not_stored(site: Site) -> None:
     site.answer = lambda _: [head(f"Content-Length: {len(PAGE) + 1}") + b"\r\n" + PAGE]
-    report = site.run(wait=wait_none())
+    report = site.run()
     assert (report.outcome, site.stored()) == ("failed", 0)
     assert report.attempts == len(site.server.targets) == ATTEMPTS
 

@@ -76,6 +76,8 @@ class Machine:
         self.ledger = MachinesLog(world.url, clock=lambda: world.now_ms)
         self.session = LocalSession(load_settings(path), clock=lambda: world.now_ms)
         self.session._ledger = self.ledger
+        self.session.budget()
+        self.session.clock = lambda: world.now_ms + error_ms  # of the store: the budget would refuse all calls
         self.session.before_page = self.page
         self.off_from_ms, self.off_until_ms = 0, 0
         self.running = False
@@ -86,9 +88,9 @@ class Machine:
     def tick(self) -> None:
         if self.is_off() or self.running:
             return
-        world, self.running, self.ledger.is_off = self.world, True, False
+        self.running, self.ledger.is_off = True, False
         try:
-            report = run_job(self.session, "t", clock=lambda: world.now_ms + self.error_ms)
+            report = run_job(self.session, "t")
             assert report.outcome in ("done", "elsewhere"), report.why
         except KilledError:
             pass

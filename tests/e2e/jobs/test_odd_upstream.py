@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tenacity import wait_none
 
 from quota.jobs.job import RunReport
 from quota.jobs.store.store import Store
@@ -34,7 +33,7 @@ class Site(Installation):
     def run(self, job: str, *, units: int = 9_000, **options: Any) -> RunReport:
         """One run of a job that is configured so."""
         self.config.write_text(configuration(self.server.address, f"[jobs.j]\n{job}", units=units))
-        return super().run("j", wait=wait_none(), **options)
+        return super().run("j", **options)
 
     def asked(self, name: str) -> list[str]:
         """The values of a parameter in the requests since the last call."""

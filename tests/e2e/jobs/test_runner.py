@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tenacity import wait_none
 
 import quota
 from quota.common.clock import host_clock
@@ -23,7 +22,7 @@ from quota.jobs.interruption import interruptible
 from quota.jobs.job import RunReport
 from quota.jobs.lock import is_running, only_one
 from quota.jobs.progress import Watcher
-from quota.jobs.runner import run_job
+from quota.jobs.runner import RunOptions, run_job
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.ticks import Tick
 from support.certificates import private_key
@@ -63,7 +62,7 @@ class Bench(Installation):
         (self.folder / "quota.toml").write_text(configuration(endpoint or self.endpoint, job, units=units))
 
     def run(self, job: str = "t", **options: Any) -> RunReport:
-        return super().run(job, **{"wait": wait_none(), **options})
+        return super().run(job, **options)
 
     def charge(self, method: str, job: str = "") -> None:
         with quota.open(self.config, clock=self.clock) as session:
@@ -265,7 +264,7 @@ def test_a_call_counts_no_longer_for_its_step_if(bench: Bench, how: str) -> None
                     for _ in ids:
                         bench.charge("videos.list")  # by another process
 
-        report = run_job(session, "t", clock=bench.clock, watcher=Meanwhile())
+        report = run_job(session, "t", RunOptions(watcher=Meanwhile()))
     assert (report.exit_status, report.refused_by, len(ids)) == (0, "day", 6), report.why
 
 
@@ -287,7 +286,7 @@ def test_a_run_counts_its_own_calls_as_it_corrects_them(bench: Bench) -> None:
                 elif checkpoint.pages == 2:
                     budget.refund(ids[1])
 
-        report = run_job(session, "t", clock=bench.clock, watcher=Corrects())
+        report = run_job(session, "t", RunOptions(watcher=Corrects()))
         assert (report.units, report.attempts, report.regions[0].units) == (31, 2, 31)
         assert budget.usage()[0].used_units == 31 + 2
 

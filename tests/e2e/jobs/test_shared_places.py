@@ -27,7 +27,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.lock import only_one
 from quota.jobs.places import MAX_CURSOR_BYTES, checkpoints_of
 from quota.jobs.progress import Watcher
-from quota.jobs.runner import run_job
+from quota.jobs.runner import RunOptions, run_job
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.store.store import Store
 from quota.settings.load import load_settings
@@ -159,12 +159,12 @@ class Fleet:
                 stops = signal.SIGTERM
             if act == "be replaced":
                 with self.session(self.machine()) as other:
-                    assert run_job(other, "t", here=True, clock=self.clock).outcome == "done"
+                    assert run_job(other, "t", RunOptions(here=True)).outcome == "done"
 
         diskless.at_point = at_point
         with self.session(folder) as session:
             watcher = AtPage(at_point)
-            report = run_job(session, "t", regions=regions, watcher=watcher, stop=lambda: stops, clock=self.clock)
+            report = run_job(session, "t", RunOptions(regions, watcher=watcher, stop=lambda: stops))
         diskless.tell("ended", report.outcome)
         assert report.outcome in ("done", "elsewhere", "stopped"), report
 

@@ -16,7 +16,7 @@ import pytest
 
 from quota.deciding.history import charges as charges_of
 from quota.jobs.plan.simulation import RefusedTick, simulate
-from quota.jobs.runner import run_job
+from quota.jobs.runner import RunOptions, run_job
 from quota.jobs.ticks import ticks
 from quota.rules.spent import Spent
 from quota.settings.load import load_settings
@@ -113,7 +113,7 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
         read_ms = start_ms
         for tick in ticks(settings.jobs.values(), start_ms, until_ms):
             now_ms = tick.at_ms
-            report = run_job(session, tick.job, tick=tick, clock=clock)
+            report = run_job(session, tick.job, RunOptions(tick=tick))
             assert report.outcome in ("done", "stopped"), report.why
             left = [region for region in report.regions if region.outcome != "done"]
             for region in report.regions:
