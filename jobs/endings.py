@@ -1,7 +1,6 @@
 """How a run ended.
 
-ended            the report of a run with this outcome
-refused_report   of a run that a decision ended
+refused_report   the report of a run that a decision ended
 failed_report    of a run that an error ended
 keep             completes the run's row in the store
 """
@@ -24,13 +23,8 @@ from quota.reports.runs import RegionOfRun
 from quota.settings.model import JobSettings
 
 RegionOutcome = Literal["done", "partial", "skipped", "failed"]
-RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 log = logging.getLogger("quota.jobs")
-
-
-def ended(session: Session, job: JobSettings, outcome: RunOutcome, why: str) -> RunReport:
-    return RunReport(session.run, job.name, outcome, why=why)
 
 
 def skipped(regions: Sequence[str], covered: Sequence[str] = ()) -> tuple[RegionOfRun, ...]:
@@ -40,9 +34,8 @@ def skipped(regions: Sequence[str], covered: Sequence[str] = ()) -> tuple[Region
 
 def failed_report(session: Session, name: str, error: BaseException) -> RunReport:
     """The report of a run that this error ended."""
-    if isinstance(error, quota.QuotaError):
-        return RunReport(session.run, name, "failed", why=str(error), exit_status=error.exit_status)
-    return RunReport(session.run, name, "failed", why=redact(describe(error)), exit_status=quota.QuotaError.exit_status)
+    ours = error if isinstance(error, quota.QuotaError) else quota.QuotaError(redact(describe(error)))
+    return RunReport(session.run, name, "failed", why=str(ours), exit_status=ours.exit_status)
 
 
 def refused_report(session: Session, job: JobSettings, decision: Decision) -> RunReport:

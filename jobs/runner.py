@@ -47,7 +47,7 @@ from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
-from quota.jobs.endings import RegionOutcome, ended, failed_report, keep, refused_report, skipped
+from quota.jobs.endings import RegionOutcome, failed_report, keep, refused_report, skipped
 from quota.jobs.job import Page, RunReport, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
 from quota.jobs.lock import Covers, Lock, note_covers, only_one
 from quota.jobs.places import Hold, checkpoints_of, release, work_of
@@ -107,7 +107,6 @@ class _Start:
     job: JobSettings
     how: RunOptions
     before: Covers | None = None  # what the run covers that has the lock before this one
-    hold: Hold | None = None
 
     def __post_init__(self) -> None:
         tick = self.how.tick
@@ -127,8 +126,7 @@ class _Start:
             with only_one(settings.store.url, self.job.name, Covers(self.whole), self._waits) as lock:
                 return self._missed() if lock is None else self._locked(lock)
         except (StoreError, quota.ConfigError) as error:
-            if self.hold is None:  # else the hold has ended with the error
-                release(self.session, [self.job])
+            release(self.session, [self.job])
             if isinstance(error, quota.ConfigError):
                 raise
             return failed_report(self.session, self.job.name, lack_of_space(settings.store.file) or error)
@@ -151,9 +149,9 @@ class _Start:
         with self._open_store() as store:
             due = self._still_due(store)
             if self.before and not due:
-                return ended(self.session, self.job, "overlap", "another run has covered it meanwhile")
-            with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.how.tick) as self.hold:
-                return self._held(store, lock, self.hold, due)
+                return RunReport(self.session.run, self.job.name, "overlap", why="another run has covered it meanwhile")
+            with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.how.tick) as hold:
+                return self._held(store, lock, hold, due)
 
     def _held(self, store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
         """Claim the regions, and cover those that the run gets: as many as are due."""
@@ -203,7 +201,8 @@ class _Start:
         """The report of a run whose turn did not come, or before that a signal. The report and the store name the
         regions that it did not fetch; a tick has none of its own, and the schedule reports it."""
         if self._overlaps():
-            return ended(self.session, self.job, "overlap", "already running on this machine; nothing done")
+            why = "already running on this machine; nothing done"
+            return RunReport(self.session.run, self.job.name, "overlap", why=why)
         with self._open_store() as store:
             regions, number = self.due if self.how.tick is None else (), self.how.stop()
             why = f"{', '.join(regions)} not fetched" if regions else "nothing fetched"
@@ -230,7 +229,7 @@ class _Start:
         if hold.tick_is:
             waits = hold.tick_is == "running"
             why = "another scheduler is running this tick" if waits else "a scheduler has run this tick already"
-            return replace(ended(self.session, self.job, "elsewhere", why), waits=waits)
+            return RunReport(self.session.run, self.job.name, "elsewhere", why=why, waits=waits)
         if any(region not in hold.away for region in due):
             return None
         return replace(report, waits=any(away.same_store for away in hold.away.values()))
@@ -255,6 +254,7 @@ class _Run:
     end: RunReport | None = None
     left_out: str | None = None  # why the pass over the current region goes on without a part of it
     down: bool = False  # whether the last step had no answer but transient errors
+    unusable: bool = False  # whether the store can keep nothing more
 
     def __post_init__(self) -> None:
         self.session, self.job = self.start.session, self.start.job
@@ -269,13 +269,11 @@ class _Run:
         except BaseException as error:
             self.end = failed_report(self.session, self.job.name, error)
             keep(self.store, row, self._report(None))
-            if self.added and isinstance(error, quota.QuotaError) and not isinstance(error, StoreError):
-                self.hold.ending = "done"  # the regions stay with the store that has pages of their round
             raise
         keep(self.store, row, report)
         if self.start.how.stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
             self.hold.ending = "stopped"  # its tick goes on with the next start
-        if self.end is not None and self.end.cannot_run and not self.added:
+        if self.end is not None and self.end.cannot_run and (self.unusable or not self.added):
             self.hold.ending = "failed"  # a machine that cannot run the job must not keep it from others
         return report
 
@@ -300,7 +298,7 @@ class _Run:
                 self.here, self.left_out = checkpoint, None
                 if self.end is None and len(self.silent) > 1 and self.silent[-1] == self.silent[-2]:
                     why = f"{self.silent[-1]} does not answer; the other regions wait for the next run"
-                    self.end = ended(self.session, self.job, "failed", why)
+                    self.end = RunReport(self.session.run, self.job.name, "failed", why=why)
                 if self.end is None and checkpoint.region not in self.hold.away:
                     with in_run(self.session.run), quota.labels(job=self.job.name, region=checkpoint.region):
                         outcome = self._region()
@@ -332,14 +330,13 @@ class _Run:
             keyless = isinstance(error, quota.ConfigError) and self.attempts.client is None
             if not keyless and not isinstance(error, (quota.LedgerError, StoreError)):
                 self._others_first()
-                if self.attempts.client is None:
+                if self.attempts.client is None or isinstance(error, quota.ConfigError):
                     self.failed.append(self.here)
-            if isinstance(error, StoreError):
-                self.hold.ending = "failed"  # it can store nothing more, so others may have the regions
+            self.unusable = isinstance(error, StoreError)
             self.end = failed_report(self.session, self.job.name, error)
             return self._outcome("failed", str(error))
         except Interrupted as interrupt:
-            self.end = ended(self.session, self.job, "stopped", f"interrupted{interrupt}")
+            self.end = RunReport(self.session.run, self.job.name, "stopped", why=f"interrupted{interrupt}")
         return self._unfinished()
 
     def _others_first(self) -> None:
@@ -475,16 +472,13 @@ class _Run:
                 budget = self.session.budget(self.job.credential)
                 decision = refusal_of(budget, self.job, self.attempts.fetch, self.here)
                 if decision is None:
-                    stopped = ended(self.session, self.job, "stopped", failure.message)
+                    stopped = RunReport(self.session.run, self.job.name, "stopped", why=failure.message)
                     self.end = replace(stopped, refused=True, refused_by=failure.bucket)
                 else:
                     self.end = refused_report(self.session, self.job, decision)
                 return self._unfinished()
             case "config":
-                self._others_first()
-                self.failed.append(self.here)
-                self.end = failed_report(self.session, self.job.name, quota.ConfigError(failure.message))
-                return self._outcome("failed", failure.message)
+                raise quota.ConfigError(failure.message)
         # The next pass continues from here, unless the cursor itself may be the cause.
         self.here = self.store.fail(self.here, keep_cursor=failure.kind in ("answer", "transient"))
         self.hold.keep(self.here)
@@ -544,9 +538,9 @@ class _Run:
             if len(regions) > 1:
                 names, only = ", ".join(region.region for region in failed), ""
                 why = f"{len(failed)} of {len(regions)} regions failed ({names})"
-            return replace(ended(self.session, self.job, "failed", why), failed_region=only)
+            return RunReport(self.session.run, self.job.name, "failed", why=why, failed_region=only)
         replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
-        return ended(self.session, self.job, "elsewhere" if replaced else "done", notes)
+        return RunReport(self.session.run, self.job.name, "elsewhere" if replaced else "done", why=notes)
 
     def _notes(self, units: Mapping[str, int]) -> Iterator[str]:
         """What a run says of calls that it did not make, and of ids that upstream does not know."""

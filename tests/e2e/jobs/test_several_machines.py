@@ -44,7 +44,7 @@ def fetch(client, region, cursor):
 
 FILLS = """
 def put(page, job, region):
-    region == "DE" and __import__("os").system("cat /dev/zero > disk/ballast")
+    __import__("os").system("mkdir disk/page || (SIGNALS; cat /dev/zero > disk/ballast)")
 """
 
 TWO_HOURS_BEHIND = """
@@ -203,7 +203,10 @@ def test_a_machine_that_cannot_run_the_job_does_not_keep_it(web: Machine, other:
         "mv disk/store disk/gone && touch disk/store",
         "rm disk/store/videos.db* && echo no database > disk/store/videos.db",
         "sed -i 's/DE/UK/' quota.toml",
-        f"echo '{FILLS}' > fills.py && echo 'sink = \"fills:put\"' >> quota.toml",
+        *(
+            f"echo '{FILLS.replace('SIGNALS', signals)}' > fills.py && echo 'sink = \"fills:put\"' >> quota.toml"
+            for signals in ("true", "kill $PPID")
+        ),
     ],
 )
 def test_a_machine_without_a_usable_store_or_job_does_not_keep_it(web: Machine, other: Machine, breaks: str) -> None:
@@ -212,7 +215,7 @@ def test_a_machine_without_a_usable_store_or_job_does_not_keep_it(web: Machine, 
         web.config.write_text(web.config.read_text().replace("videos.db", "disk/store/videos.db"))
         assert web.outcome()["outcome"] == "done"
         web.quota.shell(breaks)
-        assert web.quota("run", "t", "--quiet").returncode in (1, 78)
+        assert web.quota("run", "t", "--quiet").returncode in (1, 78, 143)
         assert other.outcome()["outcome"] == "done"
 
 
