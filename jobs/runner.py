@@ -223,9 +223,7 @@ class _Start:
         """The report of a run that has no region that is due; None if it has work. The store notes where the job runs
         instead."""
         report = RunReport(self.session.run, self.job.name, "elsewhere", skipped(due), elsewhere=hold.away)
-        away = report.away
-        noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
-        store.note_elsewhere(self.job.name, work_of(self.session.settings, self.job), *noted)
+        store.note_elsewhere(self.job.name, work_of(self.session.settings, self.job), report.away)
         if hold.tick_is:
             waits = hold.tick_is == "running"
             why = "another scheduler is running this tick" if waits else "a scheduler has run this tick already"
@@ -329,7 +327,9 @@ class _Run:
         except quota.QuotaError as error:
             keyless = isinstance(error, quota.ConfigError) and self.attempts.client is None
             if not keyless and not isinstance(error, (quota.LedgerError, StoreError)):
-                self._others_first()
+                with suppress(quota.QuotaError):  # it comes behind the others: the error may be about this region alone
+                    self.here = self.store.fail(self.here, keep_cursor=True)
+                    self.hold.keep(self.here)
                 if self.attempts.client is None or isinstance(error, quota.ConfigError):
                     self.failed.append(self.here)
             self.unusable = isinstance(error, StoreError)
@@ -338,12 +338,6 @@ class _Run:
         except Interrupted as interrupt:
             self.end = RunReport(self.session.run, self.job.name, "stopped", why=f"interrupted{interrupt}")
         return self._unfinished()
-
-    def _others_first(self) -> None:
-        """Put this region behind the others in the next run: the error that ends this run may be about it alone."""
-        with suppress(quota.QuotaError):  # the run ends with an error already
-            self.here = self.store.fail(self.here, keep_cursor=True)
-            self.hold.keep(self.here)
 
     def _give_back(self, regions: Sequence[str]) -> None:
         """Give the regions that failed before their first page their turn back, behind the others of the round: the

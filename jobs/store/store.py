@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock
 from quota.common.text import members, show
-from quota.jobs.job import Cursor, Page
+from quota.jobs.job import Away, Cursor, Page
 from quota.jobs.store.checkpoints import (
     FIRST_PAGE,
     OF_REGION,
@@ -176,10 +176,11 @@ class Store(AbstractContextManager["Store"]):
             return checkpoint.completed_at_ms
         return int(row[0]) if is_time(row[0]) else None
 
-    def note_elsewhere(self, job: str, work: str, runs_on: str | None, heard_ms: int, until_ms: int) -> None:
+    def note_elsewhere(self, job: str, work: str, away: Away | None) -> None:
         """Note the machine that runs the job instead; None: this machine."""
+        where = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
         sql = "UPDATE runs SET runs_on = ?, heard_ms = ?, until_ms = ? WHERE job = ? AND work = ?"
-        self._write(lambda db: db.execute(sql, (runs_on, heard_ms, until_ms, job, work)))
+        self._write(lambda db: db.execute(sql, (*where, job, work)))
 
     def elsewhere(self) -> list[Elsewhere]:
         """The jobs that ran on other machines when this machine last asked, by name."""

@@ -264,8 +264,9 @@ def test_a_region_on_another_machine_is_stale_only_if_that_is_silent(
     command("run", "trending", "--region", "DE")
     config = command.configure((tmp_path / "quota.toml").read_text() + 'stale = "1ms"\n')
     with quota.open(config) as session, Store.existing(session.settings.store) as store:
-        store.note_elsewhere("trending", work_of(session.settings, session.settings.jobs["trending"]), "another", 1, 2)
-        elsewhere = dict.fromkeys(away.split(), Away("another", DAY_MS - silent_ms, 2 * DAY_MS, DAY_MS))
+        there = Away("another", DAY_MS - silent_ms, 2 * DAY_MS, DAY_MS)
+        store.note_elsewhere("trending", work_of(session.settings, session.settings.jobs["trending"]), there)
+        elsewhere = dict.fromkeys(away.split(), there)
         outcome = "elsewhere" if away == "US DE" else "done"
         follow_up(session, RunReport(session.run, "trending", outcome, elsewhere=elsewhere), None)
     assert [alert["region"] for alert in alerts(command) if alert["event"] == "stale"] == stale.split()
