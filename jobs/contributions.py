@@ -336,7 +336,7 @@ def _refusal(
         return str(error), None
     if no_store:
         return no_store, None
-    book = budget.book.at(host_clock())
+    book = budget.book.at((session.clock or host_clock)())
     costs = {name: book.price(name).least.units for name in book.methods}
     if method is None:
         cheapest = min(filter(costs.get, costs), key=lambda name: costs[name], default=None)

@@ -184,6 +184,13 @@ def test_a_dry_run_has_the_prices_of_its_day(quota: Quota) -> None:
     quota.configure(f'[credentials.main]\napi = "./own.toml"\n{limits}\n[jobs.j]\nfetch = "mine:fetch"\npages = 1\n')
     assert quota.json("run", "j", "--dry-run")["calls"] == [{"method": "old", "calls": 1, "units": 10}]
     assert "(10 units) on main; no limit counts it" in quota("peek", "old").stdout
+    book = (quota.folder / "own.toml").read_text().replace("new = 1", "new = 2").replace("2099", "2030")
+    (quota.folder / "own.toml").write_text(book.replace("units = 10", "units = 1"))
+    (quota.folder / "free.py").write_text("def fetch(client, region, cursor): ...\n")
+    text = (quota.folder / "quota.toml").read_text().replace(', methods = ["new"]', "")
+    quota.configure(text.replace("mine", "free"))
+    for later in ("+1d", "+3600d"):  # the cheapest call stands for the job, whose function names none
+        assert quota.json("status", "--clock", later)["credentials"][0]["jobs"][0]["could_go_on"], later
 
 
 def test_a_dry_run_of_a_search_has_both_of_its_calls(quota: Quota) -> None:
