@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import select
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -57,7 +57,8 @@ def is_url(target: str) -> bool:
 
 
 def url_on(scheme: str, host: str, port: int | None, target: str) -> str:
-    """The URL of a request for `target` on a connection."""
+    """The URL of a request for `target` on a connection. A # that is sent is a letter of the path to some servers."""
+    target = target.replace("#", "%23")
     if is_url(target):
         return target
     target = target if target[:1] in "/?" else f"/{target}"
@@ -77,7 +78,7 @@ def plain_path(path: str) -> str:
     return "/" + "/".join(unquote(part).replace("/", "%2F") for part in path.split("/") if part)
 
 
-_FORMAT = re.compile(r"\.[^./]+/*$")
+_FORMAT = re.compile(r"\.[^./]+\.*/*$")
 """The end of a path that some frameworks, as Rails, read as the format of the answer, whatever it is."""
 
 
@@ -87,26 +88,29 @@ def readings_of(path: str) -> tuple[str, ...]:
     backslashes as slashes, no name behind `//` (Node reads a host there), no text after a semicolon or an encoded end
     of the path, no format (`.json`), no dots or spaces at the end of a name, and `..` resolved."""
     plain = plain_path(path)
-    if path.isascii() and not re.search(r"^//|[%;\\]|/\.|[.\s](/|$)", path):
+    if path.isascii() and not re.search(r"^//|[%;\\]|/\.|[.\s+](/|$)", path):
         return tuple(dict.fromkeys((plain, _FORMAT.sub("", plain))))
-    once = unquote(re.sub(_OLD_LETTER, _old_letter, path))
+    once = _decoded(path)
+    twice = _decoded(once)
+    texts = dict.fromkeys((plain, once, twice, _decoded(twice)))
+    for ways in _WAYS:
+        texts |= {way(text): None for text in texts for way in ways}
     readings = dict.fromkeys([plain])
-    decoded = dict.fromkeys((plain, once, unquote(once), unquote(unquote(once))))
-    for text in (*decoded, *[_plain_letters(text) for text in decoded if not (text.isascii() and text.isprintable())]):
-        for slashed in (text, text.replace("\\", "/")):
-            for unmarked in (slashed, re.sub(";[^/]*", "", slashed)):
-                unended = re.sub(r"(?<![/.\s])[.\s]+(?=/|$)", "", unmarked)
-                before_end = re.split("[?#\0]", unmarked, maxsplit=1)[0]
-                behind_host = re.sub("^//+[^/]*", "", unmarked)
-                for shorter in (unmarked, unended, _FORMAT.sub("", unmarked), before_end, behind_host):
-                    parts = [part for part in shorter.split("/") if part]
-                    readings[f"/{'/'.join(parts)}"] = None
-                    readings[f"/{'/'.join(without_dots(parts))}"] = None
+    for text in texts:
+        parts = [part for part in text.split("/") if part]
+        readings[f"/{'/'.join(parts)}"] = None
+        readings[f"/{'/'.join(without_dots(parts))}"] = None
     return tuple(readings)
 
 
-_OLD_LETTER = re.compile("%(?:c|e0%8|f0%80%8)([01])%([89ab][0-9a-f])|%u([0-9a-f]{4})", re.IGNORECASE)
-"""An ASCII letter in two to four bytes, which UTF-8 forbids, or a letter as `%u002F`: old servers read both."""
+_OLD_LETTER = re.compile(
+    "%(?:c|(?:e0|f0%80|f8%80%80|fc%80%80%80)%8)([01])%([89ab][0-9a-f])|%u([0-9a-f]{4})", re.IGNORECASE
+)
+"""An ASCII letter in two to six bytes, which UTF-8 forbids, or a letter as `%u002F`: old servers read both."""
+
+
+def _decoded(text: str) -> str:
+    return unquote(re.sub(_OLD_LETTER, _old_letter, text))
 
 
 def _old_letter(escape: re.Match[str]) -> str:
@@ -116,6 +120,8 @@ def _old_letter(escape: re.Match[str]) -> str:
 def _plain_letters(text: str) -> str:
     """The text without what no screen shows, with each character and its marks in normal form NFKC and without case.
     The whole text at once would take the square of its marks."""
+    if text.isascii() and text.isprintable():
+        return text
     from unicodedata import normalize  # late: few paths have other than ASCII
 
     shown = "".join([char for char in text if char.isprintable() and char != "\ufffd"])
@@ -127,6 +133,16 @@ def _plain_letters(text: str) -> str:
 
 _SLASHES = str.maketrans("\u2044\u2215\u2216", "//\\")
 """Slashes of mathematics, which IIS reads as plain ones."""
+
+_WAYS: tuple[tuple[Callable[[str], str], ...], ...] = (
+    (_plain_letters,),
+    (lambda text: text.replace("\\", "/"),),
+    (partial(re.compile(";[^/]*").sub, ""),),
+    (partial(re.compile(r"[?#\0].*", re.DOTALL).sub, ""), partial(re.compile("^//+[^/]*").sub, "")),
+    (partial(_FORMAT.sub, ""),),
+    (partial(re.compile(r"(?<![/.\s+])[.\s+]+(?=/|$)").sub, ""),),
+)
+"""What servers do to a path, in their order. A server does none, or one, of each."""
 
 
 def without_dots(parts: Iterable[str]) -> list[str]:

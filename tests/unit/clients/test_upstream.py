@@ -13,6 +13,7 @@ import pytest
 
 from quota.clients.upstream import Closing, Meaning, upstream_of
 from quota.clients.upstream_errors import bucket_of
+from quota.common.hosts import url_on
 from quota.errors import UsageError
 from quota.rules.evidence import Level, evidence_of
 from quota.settings.books import load_book
@@ -487,6 +488,8 @@ READINGS = {
         *("/users/1%uFF0Fexport", "/users/1%C0%AFexport", "/users/1%F0%80%80%AFexport", "/users/f%C4%B1lmé"),
         *("/users/1/export.pdf", "/users/export.any", "//x/users/export", "/%5C%5Cx/users/export"),
         *("/users/filme%CC%81", "/users/F%C4%B0LMÉ", "/users/1%E2%88%95export", "/users/1%u2216export"),
+        *("/users/1%25C0%25AFexport", "/users/1%FC%80%80%80%80%AFexport", "/users/export+", "/users/1#/export"),
+        *("/users/export.json.", "/users/export%20.json", "/users/1/export.json%00.png"),
     ],
     "GET user": ["/users/1", "/users/1.2", "/users/1%20a", "/users/a.b", "/users/a;b"],
     "GET read": ["/projects/group%2Fproject", "/projects/group%2Fexport"],
@@ -502,7 +505,7 @@ READINGS = {
 @pytest.mark.parametrize(("call", "path"), [(call, path) for call, paths in READINGS.items() for path in paths])
 def test_a_path_that_can_be_read_in_two_ways_costs_the_dearer(call: str, path: str) -> None:
     verb, _, method = call.partition(" ")
-    assert upstream_of(TWO_WAYS).method(verb, f"https://api.vendor.example{path}") == (method or None)
+    assert upstream_of(TWO_WAYS).method(verb, url_on("https", "api.vendor.example", None, path)) == (method or None)
 
 
 @pytest.mark.parametrize(
