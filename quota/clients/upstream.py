@@ -173,14 +173,15 @@ def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
                 yield read, part.strip().upper()
 
 
-_VERB_FIELD = re.compile(rb"[._](?<![\w.][._])method(?!\w)")
-"""The field that names any verb to Laravel and Rails, or in capitals to Slim. PHP reads `.` in a name as `_`."""
+_VERB_FIELD = re.compile(rb"[._x](?<![\w.][._x])(?:(?<!x)(?:http)?|-(?:http-)?)method(?!\w)")
+"""The field that names any verb to Laravel and Rails, in capitals to Slim, as `_HttpMethod` to Salesforce, or as the
+header does. PHP reads `.` in a name as `_`."""
 
 
 def _may_name_verb(sent: bytes) -> bool:
     """Whether a query, a form or JSON may have such a field. To decode all of a long body could take gigabytes."""
     read = sent.lower().replace(rb"\u00", b"%")  # JSON's escape
-    for letter in b"._method":
+    for letter in b"._-methodxp":
         read = read.replace(b"%%%02x" % letter, b"%c" % letter)
     return _VERB_FIELD.search(read) is not None
 
@@ -281,7 +282,7 @@ class Described(Google):
         if not self.book.has_session:
             return super().verbs(verb, url, headers, body)
         named = [value for _, value in _overrides(headers, by_wsgi=True) if value in VERBS]
-        sent = (urlsplit(url).query.encode(), body) if verb.upper() == "POST" else ()
+        sent = urlsplit(url).query.encode(), body if verb.upper() == "POST" else b""  # WordPress reads it for any verb
         return [verb, *named, *(VERBS if any(map(_may_name_verb, sent)) else ())]
 
     def continues(self, verb: str, url: str) -> bool:

@@ -528,9 +528,12 @@ def test_the_dearer_is_by_the_price_of_today_and_of_this_body(path: str, body: b
     assert upstream_of(book).method("POST", f"https://api.vendor.example{path}", content) == method
 
 
-def test_a_field_of_a_post_may_name_any_verb_and_a_long_body_takes_little_memory() -> None:
-    may = b"_METHOD=PUT", b'{"\\u005fmethod": "PUT"}', b"a=b&.%6Dethod=PUT"
-    may_not = b"payment_method=card", b"self._method()", b"_methods=2", b"%" * 1_000_000
+def test_a_field_of_a_request_may_name_any_verb_and_a_long_body_takes_little_memory() -> None:
+    fields = "_HttpMethod=PUT", "a=b&X-HTTP%2dMethod-Override=PUT", "x-method=PUT"
+    for query in ("_method=DELETE", *fields):
+        assert len(upstream_of(GITHUB).verbs("GET", f"https://api.github.com/x?{query}", {})) > 1, query
+    may = b"_METHOD=PUT", b'{"\\u005fmethod": "PUT"}', b"a=b&.%6Dethod=PUT", *map(str.encode, fields)
+    may_not = b"payment_method=card", b"self._method()", b"_methods=2", b"xmethod=2", b"%" * 1_000_000
     tracemalloc.start()
     for body in (*may, *may_not):
         verbs = upstream_of(GITHUB).verbs("POST", "https://api.github.com/x", {}, body)
