@@ -17,7 +17,7 @@ import math
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -53,6 +53,8 @@ FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
 """A bare number of this size or more is a time since 1970, in seconds or in ms: no wait lasts 31 years."""
 
 YEAR_MS = 365 * DAY_MS
+
+_ERROR = Match(pointer=("error",))
 
 DONE = b"[DONE]"
 """Many upstreams end a stream with an event that has this data. Readers often stop there."""
@@ -290,7 +292,7 @@ class Answer:
     @cached_property
     def _json(self) -> object:
         try:
-            return document_in(self.body) if self.body else None
+            return document_in(self.body, _object) if self.body else None
         except (ValueError, RecursionError):
             return None
 
@@ -319,6 +321,12 @@ class Answer:
         if moment_ms is None or answered_ms is None:
             return moment_ms
         return self.at_ms + moment_ms - answered_ms
+
+
+def _object(members: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON. A name that is there with two values has none that can be read: readers differ."""
+    read = dict(members)
+    return read if len(read) == len(members) else read | {name: () for name, value in members if value != read[name]}
 
 
 def _figure(value: object) -> float | None:
@@ -427,9 +435,9 @@ class Usage:
 
     A body ends with the last byte of its Content-Length. A caller that stops before the end gets no usage, because the
     call may have cost more by then. The same holds for a body that is shorter, for a stream that ends with the
-    connection and without DONE, and for a stream that ends within an event or has an event `error`. `framed`: the
-    protocol itself marks the end, as HTTP/2 does. `missing` is called for a whole answer without its usage, with the
-    reason.
+    connection and without DONE, and for a stream that ends within an event, or has an event `error` or an `error` in
+    one. `framed`: the protocol itself marks the end, as HTTP/2 does. `missing` is called for a whole answer without its
+    usage, with the reason.
     """
 
     def __init__(
@@ -496,9 +504,11 @@ class Usage:
         self._over = True
         self._kept.clear()
         is_whole = self._to_come <= 0 and (self._unpacking is None or self._unpacking.eof)
-        return self._total() if is_whole and self._end_is_clear and not self._failed else None
+        return self._total() if is_whole and self._end_is_clear else None
 
     def _total(self) -> int | None:
+        if self._failed:
+            return None
         units = self._used.total(self._of_headers if self._is_long else self._figures)
         if units is None:
             self._missing(TOO_LONG if self._is_long else NO_USAGE)
@@ -552,6 +562,8 @@ class Usage:
             self._hear(data)
 
     def _hear(self, document: bytes) -> None:
-        figures = Answer(200, (), document, 0).units(self._used)
+        answer = Answer(200, (), document, 0)
+        self._failed |= self._events and answer.fits(_ERROR)
+        figures = answer.units(self._used)
         self._is_long = self._is_long and figures.count(None) == len(figures)
         self._figures = [old if new is None else new for old, new in zip(self._figures, figures, strict=True)]

@@ -43,7 +43,9 @@ def test_the_last_event_with_a_figure_counts() -> None:
     assert units_said(b'data: {"usage":\ndata:  {"total_tokens": 5}}\n\n') == 5, "one event of two lines"
     assert units_said(event(3)[:-2]) == 3, "the last event has no end"
     assert units_said(event(3), event(7)[:-9]) is None, "the last event is cut"
-    assert units_said(event(3), b'event: error\ndata: {"type": "error"}\n\n') is None, "more may have been used"
+    for error in (b'event: error\ndata: {"type": "error"}', b'data: {"error": {"code": 503}}'):
+        for end in (b"", b"data: [DONE]\n\n"):
+            assert units_said(event(3), error + b"\n\n" + end) is None, "more may have been used"
 
 
 def test_a_caller_that_stops_early_settles_only_after_the_final_event() -> None:
@@ -114,6 +116,9 @@ def test_a_figure_may_be_text_or_a_fraction(units: object, settled: int | None) 
     """Google writes numbers of 64 bits as text. What is no number settles nothing."""
     assert units_said(event(units)) == units_said(event(units)[6:], events=False) == settled
     assert units_said(event(5), event(units)) == (5 if units is None else settled)
+    twice = b'{"usage": {"total_tokens": 900, "total_tokens": %b}}' % json.dumps(units).encode()
+    assert units_said(twice, events=False) is None, "a name that is there twice says nothing, unless with one value"
+    assert units_said(b'{"usage": {"total_tokens": 9, "total_tokens": 9}}', events=False) == 9
 
 
 def test_an_event_that_is_too_long_says_nothing_and_the_next_one_does() -> None:
