@@ -108,18 +108,20 @@ class MeteredAdapter(HTTPAdapter):
             response = super().send(leaving, *args, **kwargs)
         except RequestException as error:  # the error quotes the URL, and so a key in its query
             raise type(error)(redact(str(error)), request=request) from None
-        response.request, response.url = request, request.url or ""
+        response.request, response.url, response.raw.url = request, request.url or "", request.path_url
         return response
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         """The connections, charged below every mock of requests and of `urlopen`."""
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        gate, prepare = self._gate, self.prepare
+        gate, prepare, signs = self._gate, self.prepare, self._caller is not None
         pool_of: Callable[[], Any] = ref(pool)  # a pool that knew itself would stay open after `close`
 
         def make_request(conn: Any, method: str, url: str, **given: Any) -> Any:
             own = pool_of()
             prepare(conn)
+            if signs:
+                conn.debuglevel = 0  # http.client would print whole requests, including the secret
             make = partial(type(own)._make_request, own, conn, method, url, **given)
             if gate is None:
                 return make()

@@ -8,6 +8,7 @@ import gzip
 import json
 import traceback
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -150,11 +151,16 @@ def test_a_key_stands_where_the_book_says(site: Site, kind: str, key: str, place
     assert site.api.arrived[1].body.replace(b" ", b"") == b'{"a":1}'
 
 
-def test_a_key_in_the_query_is_in_no_answer_and_no_error_of_the_client(site: Site, kind: str) -> None:
+def test_a_key_in_the_query_is_in_no_answer_and_no_error_of_the_client(
+    site: Site, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(HTTPConnection, "debuglevel", 1)  # prints what is sent
     with site.open('key = { query = "token" }') as session:
         answer = client_of(session, kind).get(f"{site.api.address}/things/1?a=1&token=mine")
     assert site.api.arrived[0].target == f"/things/1?a=1&token={SECRET}"
-    assert SECRET not in f"{answer.url} {answer.request.url} {answer.request.headers} {answer!r}"
+    raw = vars(getattr(answer, "raw", answer))
+    assert SECRET not in f"{answer.url} {answer.request.url} {answer.request.headers} {answer!r} {raw}"
+    assert SECRET not in capsys.readouterr().out
     address = f"http://127.0.0.1:{free_port()}"
     with site.open('key = { query = "token" }', address=address) as session:
         with pytest.raises((requests.ConnectionError, httpx.ConnectError, httpx2.ConnectError)) as error:
