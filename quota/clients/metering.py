@@ -236,8 +236,9 @@ class Attempt:
             self._settlement = None
             self._refund(self.decision.id)
         # After the correction of this call: what it used beyond its charge would count as others' too.
-        if self._settles and all(each.level.remaining_units > 0 for each in meaning.heard):
+        if meaning.heard and self._settles and all(each.level.remaining_units > 0 for each in meaning.heard):
             self._unsettled = meaning.heard
+            self._observe(self._budget.levels.kept(meaning.heard, self._clock() + self._ahead_ms))
         else:
             self._observe(meaning.heard)
         error = meaning.error

@@ -48,6 +48,7 @@ class Levels:
         self._asked_ms: dict[tuple[str, bool, tuple[str, ...]], int] = {}
         """When the ledger was last asked about an answer's figure for a bucket: by bucket, whether the answer says
         that nothing remains, and the names of the limits."""
+        self._kept: tuple[tuple[Heard, ...], int] = (), 0
         self.without_usage: set[str] = set()
         """The methods of calls that a whole answer has not settled: no comparison waits until they are."""
 
@@ -83,6 +84,12 @@ class Levels:
         read = self._project.used_units() if standing else {}
         used = {limit.name: read[limit.view] for limit in self._limits if limit.view in read}
         return [heard for heard in standing if heard.changes(used)]
+
+    def kept(self, heard: tuple[Heard, ...], now_ms: int) -> list[Heard]:
+        """Keep what an answer says until its call is settled. Returns what holds of the answer that was kept before:
+        perhaps nobody reads that."""
+        (earlier, at_ms), self._kept = self._kept, (heard, now_ms)
+        return [each for each in earlier if each.stands(at_ms, now_ms)]
 
     def _granted_anew(self, all_heard: Iterable[Heard]) -> dict[str, int]:
         """What upstream grants by these levels, per bucket; empty if all of it holds already."""

@@ -20,6 +20,7 @@ from quota.errors import Refused, UsageError
 from quota.settings.books import load_book
 from quota.terms.api import Hosts
 from quota.terms.arguments import labels
+from support.books import parse_book
 from support.setup import Setup, limit
 
 
@@ -34,6 +35,18 @@ SPENT = json.dumps({"error": {"message": "You are out of quota.", "errors": [{"r
 def search_limit(value: str) -> bytes:
     metadata = {"quota_limit": "defaultSearchListPerDayPerProject", "quota_limit_value": value}
     return json.dumps({"error": {"message": "No.", "details": [{"metadata": metadata}]}}).encode()
+
+
+CHAT = """
+api = "chat"
+source = "the tests"
+read_on = 2026-11-01
+hosts = ["chat.example"]
+answers = { units = { json = "/usage" }, levels = [{ bucket = "core", remaining = "X-Left" }] }
+buckets.core = { quota = 1_000, resets = "24h" }
+default = { get = 1, other = 1 }
+methods.chat = { reserve = { json = "/max", default = 50 } }
+"""
 
 
 def opened(url: str = "sqlite://") -> Setup:
@@ -76,6 +89,15 @@ def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refu
     with pytest.raises(Refused):
         make_meter(setup, units=225).attempts([("videos.list", "GET")] * 110)
     assert units(setup) == [1] * 120 + [0] * 100
+
+
+def test_what_remains_is_heard_also_if_nobody_reads_the_answers(setup: Setup) -> None:
+    book = parse_book(CHAT, "chat")
+    budget = setup.budget(limit(1_000, buckets=("core",)), book=book)
+    for left, used in ((400, 50), (300, 600), (200, 700)):
+        Meter(budget).attempt("chat", "POST").answered(200, b"", {"X-Left": str(left)}, whole=False)
+        assert budget.usage()[0].used_units == used, "by the answer before"
+        setup.now_ms += 1_000
 
 
 def test_a_name_that_no_charge_can_carry_is_cut(setup: Setup) -> None:
