@@ -256,12 +256,11 @@ def _comma_before(text: str, end: int) -> int:
 
 
 def _forwarded_for(element: str) -> Address | None:
-    """The address in the `for` of one element of Forwarded (RFC 7239): `for="[2001:db8::1]:4711";proto=https`."""
-    for pair in element.split(";"):
-        name, _, value = pair.partition("=")
-        if name.strip().lower() == "for":
-            return parse_address(value.strip().strip('"').replace("\\", ""))
-    return None
+    """The address in the `for` of one element of Forwarded (RFC 7239): `for="[2001:db8::1]:4711";proto=https`. None for
+    several: a text of the client's may stand in front, as in `host="a;for=192.0.2.1"`."""
+    pairs = [pair.partition("=") for pair in element.split(";")]
+    named = [value for name, _, value in pairs if name.strip().lower() == "for"]
+    return parse_address(named[0].strip().strip('"').replace("\\", "")) if len(named) == 1 else None
 
 
 # -- requests of ASGI and WSGI -----------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ def test_the_address_is_counted_from_the_right(peer: str | None, lines: tuple[st
         # A text of the client's in our own proxy's element: very long, or with a backslash at its end.
         ((f'for=1.1.1.1;a=b, proto=http;host="{"a" * 2_000}";for=203.0.113.7',), "a:10.0.0.1"),
         (('for=1.1.1.1;a=b, proto=http;host="a\\\\";for=203.0.113.7',), "a:203.0.113.7"),
+        (('host="a;for=1.1.1.1";for=203.0.113.7',), "a:10.0.0.1"),
     ],
 )
 def test_the_field_of_rfc_7239_is_read_from_the_right_too(lines: tuple[str, ...], client: str) -> None:
