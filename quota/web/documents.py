@@ -66,10 +66,10 @@ class Problem(NamedTuple):
 
 
 def in_place_of(status: int, detail: str, **more: Any) -> Problem:
-    """A problem that a client gets in place of an API's answer. The SDKs of OpenAI and others show its `error`."""
+    """A problem that a client gets in place of an API's answer. The SDKs of OpenAI, Google and others show its `error`,
+    and gspread compares its `code` with the numbers of errors that it tries again."""
     problem = Problem(status, detail, **more)
-    code = problem.members.get("decision", {}).get("reason") or HTTPStatus(status).name.lower()
-    error = {"message": detail, "type": "quota-ledger", "code": code}
+    error = {"message": detail, "type": "quota-ledger", "code": 0}
     return problem._replace(members={**problem.members, "error": error})
 
 
