@@ -85,8 +85,9 @@ _FORMAT = re.compile(r"\.[^./]+\.*/*$")
 def readings_of(path: str) -> tuple[str, ...]:
     """All paths that a server may read in `path`, as `plain_path` writes them, the plain path first. The others have
     slashes decoded (once or twice, also as `%C0%AF` or `%u002F`), full-width characters in ASCII, no invisible ones,
-    backslashes as slashes, no name behind `//` (Node reads a host there), no text after a semicolon or an encoded end
-    of the path, no format (`.json`), no dots or spaces at the end of a name, and `..` resolved."""
+    backslashes as slashes, no name behind `//` (Node reads a host there), no text after a semicolon (up to a slash, or
+    all) or an encoded end of the path, no format (`.json`), no dots or spaces at the end of a name, and `..`
+    resolved."""
     plain = plain_path(path)
     if path.isascii() and not re.search(r"^//|[%;\\]|/\.|[.\s+](/|$)", path):
         return tuple(dict.fromkeys((plain, _FORMAT.sub("", plain))))
@@ -138,7 +139,7 @@ _WAYS: tuple[tuple[Callable[[str], str], ...], ...] = (
     (_plain_letters,),
     (lambda text: text.replace("\\", "/"),),
     (partial(re.compile(";[^/]*").sub, ""),),
-    (partial(re.compile(r"[?#\0].*", re.DOTALL).sub, ""), partial(re.compile("^//+[^/]*").sub, "")),
+    (partial(re.compile(r"[?#;\0].*", re.DOTALL).sub, ""), partial(re.compile("^//+[^/]*").sub, "")),
     (partial(_FORMAT.sub, ""),),
     (partial(re.compile(r"(?<![/.\s+])[.\s+]+(?=/|$)").sub, ""),),
 )

@@ -489,7 +489,7 @@ READINGS = {
         *("/users/1/export.pdf", "/users/export.any", "//x/users/export", "/%5C%5Cx/users/export"),
         *("/users/filme%CC%81", "/users/F%C4%B0LMÉ", "/users/1%E2%88%95export", "/users/1%u2216export"),
         *("/users/1%25C0%25AFexport", "/users/1%FC%80%80%80%80%AFexport", "/users/export+", "/users/1#/export"),
-        *("/users/export.json.", "/users/export%20.json", "/users/1/export.json%00.png"),
+        *("/users/export.json.", "/users/export%20.json", "/users/1/export.json%00.png", "/users/export;/x"),
     ],
     "GET user": ["/users/1", "/users/1.2", "/users/1%20a", "/users/a.b", "/users/a;b"],
     "GET read": ["/projects/group%2Fproject", "/projects/group%2Fexport"],
