@@ -417,6 +417,12 @@ def _policies_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
     return [("", {"q": units, "w": window_s}) for units, window_s in policies[:MAX_POLICIES]]
 
 
+def _is_at_end(unpacking: Any) -> bool:
+    """Whether what unpacks a body has met its end, as far as it tells."""
+    ended = getattr(unpacking, "is_finished", None)  # of brotli
+    return bool(getattr(unpacking, "eof", True) if ended is None else ended())
+
+
 # -- a call's usage, while its answer is read --------------------------------------------------------------------------
 
 
@@ -488,7 +494,8 @@ class Usage:
             return self._total()
         return self.end() if self._is_announced and self._to_come <= 0 else None
 
-    def end(self) -> int | None:
+    def end(self, unpacking: Any = None) -> int | None:
+        """`unpacking`: what the client has unpacked the body with, if it tells."""
         if self._over:
             return None
         if self._events:
@@ -503,7 +510,7 @@ class Usage:
             self._hear(bytes(self._kept))
         self._over = True
         self._kept.clear()
-        is_whole = self._to_come <= 0 and (self._unpacking is None or self._unpacking.eof)
+        is_whole = not self._to_come or (self._to_come < 0 and _is_at_end(self._unpacking or unpacking))
         return self._total() if is_whole and self._end_is_clear else None
 
     def _total(self) -> int | None:

@@ -341,7 +341,7 @@ class Batch:
     def feed(self, piece: bytes) -> None:
         self._body += piece
 
-    def end(self) -> None:
+    def end(self, _: Any = None) -> None:
         answers = batched_answers(self._content_type, bytes(self._body))
         by_id = {content_id: (status, body) for status, body, content_id in answers}
         for content_id, attempt in self._attempts:

@@ -313,6 +313,11 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
         state = {name: value for name, value in whole.items() if name not in (*_Watched.__annotations__, "unpacks")}
         return self.plain, (self.status_code,), state
 
+    @property
+    def _unpacking(self) -> Any:
+        unpacking = getattr(vars(self).get("_decoder"), "decompressor", None)
+        return getattr(unpacking, "decompressor", unpacking)  # httpx2 has one around it
+
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
         self.unpacks = True
         return self._watching(super().iter_bytes(chunk_size))
@@ -325,7 +330,7 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
         for piece in pieces:
             self.attempt.settle(self.usage.feed(piece))
             yield piece
-        self.attempt.settle(self.usage.end())
+        self.attempt.settle(self.usage.end(self._unpacking))
 
     def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         self.unpacks = True
@@ -339,7 +344,7 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
         async for piece in pieces:
             await self.gate.settle(self.attempt, self.usage.feed(piece))
             yield piece
-        await self.gate.settle(self.attempt, self.usage.end())
+        await self.gate.settle(self.attempt, self.usage.end(self._unpacking))
 
 
 def _decoded(response: httpx.Response, raw: bytes) -> bytes:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from quota.budget import MAX_CHARGES, Budget, Call, project_of
 from quota.clients.answer_fields import Headers, Usage
@@ -271,11 +272,11 @@ class Attempt:
             self._budget.levels.without_usage.add(method)
             _warn_once("usage_unread", why, self._budget.book.name, method, method=method)
 
-    def settle_by(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Settle the charge by the whole body of the answer, if the body has the usage."""
+    def settle_by(self, headers: Mapping[str, str], body: bytes, unpacking: Any = None) -> None:
+        """Settle the charge by the whole body of the answer, if the body has the usage. `unpacking` is for `Usage`."""
         if (usage := self.usage(headers)) is not None:
             self.settle(usage.feed(body))
-            self.settle(usage.end())
+            self.settle(usage.end(unpacking))
 
     def settle(self, used_units: int | None) -> None:
         """Settle the reserved units to the usage, once. None leaves the bound. Never raises a QuotaError; after an

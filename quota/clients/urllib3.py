@@ -98,7 +98,7 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
         head = raw.data[:MAX_BODY_BYTES] if raw.decode_content else unpacked(packing, raw.data, _unpacker(raw))
         attempt.answered(status, head, headers, whole=whole)
         if whole:
-            attempt.settle_by(headers, raw.data)
+            attempt.settle_by(headers, raw.data, _unpacking(raw))
         return raw
     if raw.length_remaining == 0 or not attempt.reads_body(status, headers):  # the answer to a HEAD has no body
         attempt.answered(status, b"", headers, whole=raw.length_remaining == 0)
@@ -113,6 +113,11 @@ def noted(attempt: Attempt, raw: Any, *, preloaded: bool = False) -> Any:
         **_head_of(raw),
     )
     return _watched(attempt, renewed)
+
+
+def _unpacking(raw: Any) -> Any:
+    """What urllib3 has unpacked the body with, if anything."""
+    return getattr(getattr(raw, "_decoder", None), "_obj", None)
 
 
 def _head_of(raw: Any) -> dict[str, Any]:
@@ -157,7 +162,7 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
             attempt.settle(usage.feed(piece))
             is_all = amt is None and reads_all
             if (is_all or (amt != 0 and not piece)) and not raw.length_remaining:
-                attempt.settle(usage.end())
+                attempt.settle(usage.end(_unpacking(raw)))
             return piece
 
         return reading

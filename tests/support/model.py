@@ -7,6 +7,7 @@ A request's JSON says what is to happen: `max_tokens`, `use` (what it really cos
     header    the header X-Cost                 quiet     a stream without `usage`
     gzip, br  a packed document                 cut       a stream that breaks off after an event with a part of `usage`
     packed    a packed stream                   hang-up   no answer at all
+    torn      a packed stream without its end, as torn-br
     short     as json, but less than announced  closed    as json, with an `error`
     free      as json, with `free`
                                                 steps     a stream whose every event waits for `go_on`
@@ -17,10 +18,19 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import brotli
+
 from support.plain_http import Reached, Upstream, answer, head
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "packed": gzip.compress,
+    "torn": lambda data: (packer := zlib.compressobj(wbits=31)).compress(data) + packer.flush(zlib.Z_SYNC_FLUSH),
+    "torn-br": lambda data: (packer := brotli.Compressor()).process(data) + packer.flush(),
+}
 
 
 class Model(Upstream):
@@ -38,7 +48,7 @@ class Model(Upstream):
         how, use = asked.get("how", "json"), asked["use"]
         if how == "hang-up":
             return []
-        if how in ("events", "no-done", "quiet", "cut", "packed", "steps"):
+        if how in ("events", "no-done", "quiet", "cut", *PACKERS, "steps"):
             return self._stream(how, use)
         return self._document(how, use)
 
@@ -54,8 +64,6 @@ class Model(Upstream):
         if how == "gzip":
             body = gzip.compress(body)
         elif how == "br":
-            import brotli
-
             body = brotli.compress(body)
         if how in ("gzip", "br"):
             headers.append(f"Content-Encoding: {how}")
@@ -65,10 +73,10 @@ class Model(Upstream):
         go_on = self.go_on
         headers = ["Content-Type: text/event-stream; charset=utf-8", "Transfer-Encoding: chunked"]
         pieces = list(events(how, use))
-        if how == "packed":
-            whole = gzip.compress(b"".join(pieces))
+        if how in PACKERS:
+            whole = PACKERS[how](b"".join(pieces))
             pieces = [whole[at : at + 7] for at in range(0, len(whole), 7)]
-            headers.append("Content-Encoding: gzip")
+            headers.append(f"Content-Encoding: {'br' if how == 'torn-br' else 'gzip'}")
         yield head(*headers, keeps=True) + b"\r\n"
         for piece in pieces:
             if how == "steps":
@@ -94,5 +102,5 @@ def events(how: str, use: int) -> Iterator[bytes]:
         return
     if how != "quiet":
         yield b"event: last\ndata: " + json.dumps({"choices": [], "usage": {"total_tokens": use}}).encode() + b"\n\n"
-    if how != "no-done":
+    if how not in ("no-done", "torn", "torn-br"):
         yield b"data: [DONE]\n\n"

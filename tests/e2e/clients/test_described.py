@@ -282,6 +282,13 @@ def test_an_answer_without_a_figure_keeps_the_reservation(
     assert caplog.messages == ([] if breaks_off else [f"usage_unread book=model method=chat: {NO_USAGE}"])
 
 
+@pytest.mark.parametrize("how", ["torn", "torn-br"])
+@pytest.mark.parametrize("kind", [kind for kind in CLIENTS if kind is not Aiohttp])  # which does not tell
+def test_a_packed_answer_that_ends_in_the_middle_keeps_the_reservation(world: World, kind: Any, how: str) -> None:
+    ask(world, kind, how, 70)
+    assert [entry.reserved_units for entry in world.tokens()] == [entry.units for entry in world.tokens()] != [70]
+
+
 @pytest.mark.parametrize("unread", [RequestBody(gzip.compress(b"{}")), RequestBody(None, 30)])
 def test_a_line_says_once_that_the_number_in_a_request_was_not_read(
     world: World, unread: RequestBody, caplog: pytest.LogCaptureFixture
