@@ -119,17 +119,22 @@ def _old_letter(escape: re.Match[str]) -> str:
 
 
 def _plain_letters(text: str) -> str:
-    """The text without what no screen shows, with each character and its marks in normal form NFKC and without case.
-    The whole text at once would take the square of its marks."""
+    """The text without what no screen shows, each character with its marks in one spelling. The whole text at once
+    would take the square of its marks."""
     if text.isascii() and text.isprintable():
         return text
+    shown = "".join([char for char in text if char.isprintable() and char != "\ufffd"])
+    return "".join(map(one_spelling, re.findall(r".\W{0,9}", shown))).translate(_SLASHES)
+
+
+def one_spelling(text: str) -> str:
+    """The text in one spelling for all letters that are equal without case or in a Unicode normal form, and for all
+    digits that `\\d` and int() take for equal."""
     from unicodedata import normalize  # late: few paths have other than ASCII
 
-    shown = "".join([char for char in text if char.isprintable() and char != "\ufffd"])
-    letters = re.findall(r".\W{0,9}", shown)
     # upper() turns a dotless i into I. casefold() leaves the dot of a dotted I as a mark, which a plain i lacks.
-    folded = [normalize("NFKC", normalize("NFKD", letter).upper().casefold()) for letter in letters]
-    return "".join(folded).replace("\u0307", "").translate(_SLASHES)
+    folded = normalize("NFKC", normalize("NFKD", text).upper().casefold()).replace("\u0307", "")
+    return re.sub(r"\d", lambda digit: str(int(digit[0])), folded)
 
 
 _SLASHES = str.maketrans("\u2044\u2215\u2216", "//\\")

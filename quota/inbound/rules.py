@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 from unicodedata import combining, normalize
 
-from quota.common.hosts import without_dots
+from quota.common.hosts import one_spelling, without_dots
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.inbound.contract import Algorithm, Limit, Policy, Storage
@@ -343,7 +343,7 @@ def _split(path: str) -> Segments:
 
 
 def _folded(text: str) -> str:
-    """The text in one spelling for all letters that are equal without case or in a Unicode normal form."""
+    """The text in one spelling, see `one_spelling`."""
     if text.isascii():
         return text.lower()
     if _MANY.search(text):  # leave out the marks beyond MAX_MARKS of each letter
@@ -353,8 +353,7 @@ def _folded(text: str) -> str:
             if marks <= MAX_MARKS:
                 kept.append(char)
         text = "".join(kept)
-    # upper() turns a dotless i into I. casefold() leaves the dot of a dotted I as a mark, which a plain i lacks.
-    return normalize("NFKC", normalize("NFKD", text).upper().casefold()).replace("\u0307", "")
+    return one_spelling(text)
 
 
 @lru_cache(maxsize=1024)

@@ -41,6 +41,7 @@ def matches(pattern: str, path: str) -> bool:
         ("/x/*", "/x/../login", True),
         ("/caf\u00e9", "/cafe\u0301", True),
         ("/login", "/lo\u017fgin", False),
+        ("/v1/login", "/v\u0661/login", True),  # an Arabic 1
         *(("/login", f"{begin}login", True) for begin in ("http://x/", "HTTP://x:1//", "x:/", "http:", "http:///")),
         ("/login", "/login#x", True),
         ("/login", "http://x/login?a#b", True),
