@@ -46,7 +46,9 @@ async def send(
         body = RequestBody.of(payload._value)  # 3.12.0 has no `as_bytes`
     else:
         length = getattr(payload, "size", None) or request.headers.get("content-length")
-        body = RequestBody.of(payload or None, length)
+        parts = payload._parts if isinstance(payload, aiohttp.MultipartWriter) else ()
+        heads = [part._binary_headers for part, *_ in parts]
+        body = RequestBody.of(payload or None, length, heads)
     attempt = await gate.charge(request.method, str(request.url), body, request.headers)
     if attempt is None:
         return await handler(request)

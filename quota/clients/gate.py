@@ -214,7 +214,7 @@ class HostGate:
 
     def verb(self, verb: str, url: str, headers: Sent, body: RequestBody = NO_BODY) -> str:
         """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""
-        verbs, book = self.upstream.verbs(verb, url, headers, body.content or b""), self.meter.budget.book
+        verbs, book = self.upstream.verbs(verb, url, headers, body.content or body.heads), self.meter.budget.book
         if len(verbs) == 1:
             return verbs[0]
         return max(verbs, key=lambda verb: dearness(book, verb, self.name(verb, url, body), body))

@@ -365,7 +365,8 @@ def url_of(request: httpx.Request) -> str:
 def _body_of(request: httpx.Request) -> RequestBody:
     if isinstance(request.stream, _library_of(request).module.ByteStream):
         return RequestBody.of(request.read())
-    return RequestBody.of(request.stream, request.headers.get("content-length"))
+    heads = [getattr(part, "render_headers", bytes)() for part in getattr(request.stream, "fields", ())]
+    return RequestBody.of(request.stream, request.headers.get("content-length"), heads)
 
 
 def _watched(attempt: Attempt, response: httpx.Response, stream: Any, gate: HostGate) -> httpx.Response:

@@ -192,13 +192,14 @@ MAX_PARSED_BYTES = 16_000_000
 
 class RequestBody(NamedTuple):
     """A request's body: `content` has all of it, b"" if there is none. If the client reads the body only while it sends
-    it, `content` is None, and `length` has the least number of bytes that is known."""
+    it, `content` is None, `length` has the least number of bytes that is known, and `heads` those of a form's parts."""
 
     content: bytes | None = b""
     length: int = 0
+    heads: bytes = b""
 
     @classmethod
-    def of(cls, body: object, content_length: object = None) -> RequestBody:
+    def of(cls, body: object, content_length: object = None, heads: Iterable[bytes] = ()) -> RequestBody:
         """The body that a client is about to send: bytes, text, nothing, or a stream. `content_length` is the value of
         the request's header. Without it, files, buffers and lists tell their length."""
         if isinstance(body, str):
@@ -206,7 +207,8 @@ class RequestBody(NamedTuple):
         if body is None or isinstance(body, bytes | bytearray | memoryview):
             return cls(bytes(body or b""))
         digits = str(content_length or "")
-        return cls(None, int(digits) if re.fullmatch("[0-9]{1,18}", digits, re.ASCII) else _length_of(body))
+        length = int(digits) if re.fullmatch("[0-9]{1,18}", digits, re.ASCII) else _length_of(body)
+        return cls(None, length, b"".join(heads))
 
 
 def _length_of(body: Any) -> int:
@@ -222,7 +224,7 @@ def _length_of(body: Any) -> int:
     return 0
 
 
-NO_BODY, _UNKNOWN = RequestBody(), RequestBody(None)
+NO_BODY = RequestBody()
 
 
 class Reserve(NamedTuple):
@@ -245,7 +247,7 @@ class Reserve(NamedTuple):
         length = body.length if body.content is None else len(body.content)
         of_bytes = 0 if self.bytes_per_unit is None else -(-length // self.bytes_per_unit)
         document = None
-        if self.bytes_per_unit and body == _UNKNOWN:
+        if self.bytes_per_unit and body[:2] == (None, 0):
             unread()
         if self.pointers and body.content != b"":
             try:

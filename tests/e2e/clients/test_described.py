@@ -4,6 +4,7 @@ what follows from the answers, and how they settle a call whose price is a bound
 from __future__ import annotations
 
 import gzip
+import io
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, nullcontext
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 
+import aiohttp
 import github
 import pytest
 from github.Requester import HTTPRequestsConnectionClass, HTTPSRequestsConnectionClass, Requester
@@ -305,6 +307,20 @@ def test_a_stream_whose_length_a_header_says_reserves_its_bytes(world: World) ->
     with closing(Aiohttp(world.budget)) as client:
         client.ask(world.model.url, "POST", pieces(), headers={"Content-Length": "3000"})
     assert [entry.charged_units for entry in world.tokens()] == [4_096 + 1_000]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_field_of_a_form_with_a_file_may_name_any_verb(kind: Any, server: PlainServer, ledger: Log) -> None:
+    text = BOOK.format(host=server.host, units=HEADER).replace("POST", "DELETE").replace("other = 5", "other = 1")
+    book = parse_book(text, "model")
+    budget = budget_of(ledger, limit(10_000, name="tokens", buckets=("tokens",)), book=book)
+    form: dict[str, Any] = {"data": {"_method": "DELETE"}, "files": {"file": b"x"}}
+    if kind is Requests:
+        form["body"] = form.pop("data")
+    elif kind is Aiohttp:
+        form = {"body": aiohttp.FormData([("_method", "DELETE"), ("file", io.BytesIO(b"x"))])}
+    asked_once(kind, f"{server.address}/v1/chat", budget, verb="POST", **form)
+    assert charges_at(ledger)[0].method == "chat"
 
 
 def test_a_header_may_have_the_units_of_a_call(world: World) -> None:
