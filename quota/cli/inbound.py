@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from quota.cli.options import Group, config_option, format_option, limit_option, textfile_option
-from quota.cli.output import print_as, print_parts, say
+from quota.cli.output import print_as, print_parts, say, unwound
 from quota.common.clock import moment, rfc3339
 from quota.common.text import members, nearest, show
 from quota.errors import QuotaError, StorageAway
@@ -123,7 +123,8 @@ def _write(folder: str | None, storage: Storage, text: str) -> None:
     if folder is None:
         return
     try:
-        write_file(folder, file_name("inbound", storage.label), text)
+        with unwound():
+            write_file(folder, file_name("inbound", storage.label), text)
     except OSError as error:
         raise QuotaError(f"{show(folder)} cannot be written: {error.strerror}; name an existing folder") from None
 

@@ -10,7 +10,7 @@ import click
 
 import quota
 from quota.cli.options import Group, apart, config_option, dry_run_option, format_option, yes_option
-from quota.cli.output import can_ask, confirmed, naming_allowances, now_and_then, print_as, say
+from quota.cli.output import can_ask, confirmed, naming_allowances, now_and_then, print_as, say, unwound
 from quota.common.clock import host_clock, rfc3339, stamp
 from quota.common.files import make_folder
 from quota.common.text import listed, many, members
@@ -285,8 +285,9 @@ def scripts(folder: str) -> None:
         raise UsageError("'' is not a folder; name one")
     try:
         make_folder(folder, 0o755)  # programs of other users may read the scripts, but nobody else may change them
-        for name in names:
-            write_file(folder, f"{name}.lua", script(name)[0], mode=None)
+        with unwound():
+            for name in names:
+                write_file(folder, f"{name}.lua", script(name)[0], mode=None)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}; name a folder that this user may write") from None
     say(f"wrote {many(len(names), 'script')} into {folder}")

@@ -327,17 +327,18 @@ def fail_each(error: ConfigError) -> int:
 
 @contextmanager
 def temporary_folder(name: str) -> Iterator[str]:
-    """A folder that ends with the block. Raises ConfigError if none can be made."""
+    """A folder that ends with the block, also after a signal. Raises ConfigError if none can be made."""
     from tempfile import TemporaryDirectory  # late: few commands need one
 
-    try:
-        folder = TemporaryDirectory(prefix=f"quota-{name}-")
-    except OSError as error:
-        raise ConfigError(
-            f"no temporary folder can be made ({error.strerror}); set TMPDIR to a folder for it"
-        ) from error
-    with folder as path:
-        yield path
+    with unwound():
+        try:
+            folder = TemporaryDirectory(prefix=f"quota-{name}-")
+        except OSError as error:
+            raise ConfigError(
+                f"no temporary folder can be made ({error.strerror}); set TMPDIR to a folder for it"
+            ) from error
+        with folder as path:
+            yield path
 
 
 def log_to_stderr(formatter: logging.Formatter | None = None) -> None:

@@ -265,6 +265,24 @@ def test_an_interrupt_before_the_command_begins_is_quiet(quota: Quota) -> None:
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
+ENDED = """
+import os, runpy, signal, sys
+from quota.cli.output import temporary_folder
+os.replace = lambda *_: signal.raise_signal(signal.SIGTERM)
+if sys.argv[1:]:
+    runpy.run_module("quota", run_name="__main__")
+with temporary_folder("copies"):
+    os.replace()
+"""
+
+
+@pytest.mark.parametrize("words", ["", "init new.toml", "ledger scripts .", "inbound status --textfile ."])
+def test_a_signal_leaves_no_unfinished_file_and_no_copy(quota: Quota, words: str) -> None:
+    quota.configure(f"{SMALL}[inbound.default]\nlimit = 6\nwindow = '60s'\n")
+    assert quota(*words.split(), script=ENDED, TMPDIR=str(quota.folder)).returncode == 143
+    assert {path.name for path in quota.folder.iterdir()} <= {"quota.toml", "state"}
+
+
 @pytest.mark.parametrize("more", ["", " --json"])
 def test_without_a_reader_a_charge_exits_by_its_decision_and_stands(quota: Quota, more: str) -> None:
     quota.configure(SMALL)
