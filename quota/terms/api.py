@@ -400,8 +400,11 @@ class KeyPlace(NamedTuple):
 GOOGLES_KEY = KeyPlace("x-goog-api-key", "")
 """Where Google's APIs take a key. Servers and proxies log URLs, so the key is not there."""
 
-GOOGLES_HEADERS = ("authorization", "x-allowed-locations", "x-goog-api-key", "x-goog-user-project")
-"""The header fields of keys and of Google's auth library."""
+GOOGLES_HEADERS = (
+    "authorization", "x-allowed-locations", "x-goog-api-key", "x-goog-iam-authority-selector",
+    "x-goog-iam-authorization-token", "x-goog-user-project", "x-identity-trust-boundary", "x-serverless-authorization",
+)  # fmt: skip
+"""The header fields of keys and of Google's auth libraries, old ones too."""
 
 GOOGLES_FIELDS = ("key", "access_token", "oauth_token")
 """The fields of a query in which Google's APIs also take a key or a token."""
