@@ -38,8 +38,8 @@ FIELDS = (X_FORWARDED_FOR, FORWARDED, CF_CONNECTING_IP)
 UNIX = "unix"
 """Names the other end of a unix socket, which has no address."""
 
-_OF_UNIX = ("localhost", UNIX)
-"""How waitress and eventlet name it. Other servers leave it empty."""
+_OF_UNIX = ("localhost", UNIX, "<local>", "0.0.0.0")  # noqa: S104
+"""How waitress, eventlet, Werkzeug and Tornado name it. Other servers leave it empty."""
 
 MAX_CHARS = 64
 """The most characters of an identity. A longer identity is replaced by its hash."""
