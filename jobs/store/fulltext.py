@@ -8,7 +8,7 @@ The index splits text into words at spaces and punctuation, but several scripts 
 This module makes each of their characters a word, and searches for several as a phrase: a search for 東京 finds
 東京タワー. Forms that Unicode calls compatible are equal: full width and half width, ligatures, a letter with its
 accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
-елка and ёлка, 12 and १२.
+елка and ёлка, 12 and १२. A word with punctuation inside is found without it, too: dont and Don't, 10000 and 10,000.
 
 The index knows letters and digits only. So this module repeats each symbol, and each word that ends in +, #, ♭ or %
 or begins with a dot, after the text, in private letters: 🔥, C++, 50% and .NET are words, and `win🔥goal` still has the
@@ -75,6 +75,10 @@ _DIGIT = r"[^\D\x00-\x7f]"
 _TYPED = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "ǽ": "ae", "Ǽ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH"}
     | dict(zip("øØǿǾłŁđĐħĦŧŦðÐəƏɓƁɗƊƙƘƴƳɔƆɛƐ\u0131ŋŊґҐ♯", "oOoOlLdDhHtTdDeEbBdDkKyYoOeEinN\u0433Г#", strict=True))
+    | dict(zip("ɖƉƒƑɠƓɣƔɨƗɩƖɲƝɵƟǥǤʉɄʊƱʋƲǝƎƶƵ٪", "dDfFgGgGiIiInNoOgGuUuUvVeEzZ%", strict=True))
+    | dict(zip("қҚғҒңҢҳҲҷҶҗҖәӘөӨүҮұҰһҺҡҠҫҪҙҘ", "кКгГнНхХчЧжЖаАоОуУуУхХкКсСзЗ", strict=True))  # Kazakh, Tajik, Tatar
+    | {chr(0xD7A + n): f"{letter}\u0d4d" for n, letter in enumerate("ണനരലളക")}  # Malayalam
+    | {chr(n): str(int(unicodedata.numeric(chr(n)))) for n in (*range(0x24EB, 0x2500), *range(0x2776, 0x2794))}  # ❶
     | dict.fromkeys("\u02b9\u02bb\u02bc\u02bd\u02be\u02bf", "'")  # Hawai\u02bbi, o\u02bbzbek
     | dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz", strict=True))
     | {chr(first + n): chr(ord("A") + n) for first in (0x1F150, 0x1F170) for n in range(26)}  # white on black
@@ -84,6 +88,20 @@ _TYPED = str.maketrans(
     | {"\u0901": "\u0902"}
 )
 """What people type for letters that Unicode does not decompose."""
+
+_NASALS = "|".join(
+    f"{chr(block + n)}{chr(block + 0x4D)}(?=[{chr(block + n - 4)}-{chr(block + n - 1)}])"
+    for block in (0x900, 0xA80, 0xC00, 0xC80)
+    for n in (0x19, 0x1E, 0x23, 0x28, 0x2E)
+)
+"""Matches a nasal before a letter of its row, for which people also write a dot: Hindi, Gujarati, Telugu, Kannada."""
+
+_THAI_TONE = "([\u0e48-\u0e4b])([\u0e31\u0e34-\u0e3a\u0e4d])"
+"""Matches a tone mark before the vowel below or above, where it also looks right."""
+
+_INSIDE = r"(?:['\u2019`\u00b7\u05f3\u05f4\"]|(?<=\d)[.,\u066c](?=\d{3}(?!\d))|(?<!\d)[-\u2010]|[-\u2010](?!\d))"
+_JOINED = rf"(?<![^\W_])[^\W_\u0e00-\U0003ffff]+(?:{_INSIDE}[^\W_\u0e00-\U0003ffff]+)+"
+"""Matches a word with punctuation inside, in a script that has spaces."""
 
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
@@ -97,8 +115,8 @@ _SYMBOLS = r"[^\w\s\x00-\x7f]+"
 _SYMBOL = "[\U0001f1e6-\U0001f1ff]{2}|."
 """Matches one symbol. The two letters of a flag are one: 🇩🇪🇸🇪 has no 🇪🇸."""
 
-_EMOJI_PUNCTUATION = "\u3030\u303d"
-"""The emoji that Unicode calls punctuation: a wavy dash and a part alternation mark."""
+_SYMBOLIC_PUNCTUATION = "\u3030\u303d\u00a7\u00b6\u2020\u2021\u2030\u203b\u2042"
+"""What Unicode calls punctuation: two emoji, and §, ¶, †, ‡, ‰, ※ and ⁂."""
 
 _STAR_KEY = "\\*\ufe0f?\u20e3"
 """Matches the emoji of the key *, which without its marks would be a plain star."""
@@ -110,7 +128,8 @@ _DOUBLE_MARKS = str.maketrans({"\u203c": "\u2757", "\u2049": "\u2757\u2753"})
 def indexed(text: str) -> str:
     """The text with separated words. The index itself folds case and the accents of composed Latin letters."""
     text = _typed(text[:MAX_INDEXED])
-    return " ".join([_words(text), *_signs(text)])
+    joined = [re.sub(r"\W", "", word) for word in re.findall(_JOINED, text)]
+    return " ".join([_words(text), *joined, *_signs(text)])
 
 
 def _words(text: str) -> str:
@@ -140,7 +159,7 @@ def _is_symbol(character: str) -> bool:
     category = unicodedata.category(character)
     is_new = category == "Cn" and character < "\U00020000"
     is_of_flag = "\U000e0020" <= character <= "\U000e007f"
-    return category in ("Sm", "Sc", "So") or is_new or is_of_flag or character in _EMOJI_PUNCTUATION
+    return category in ("Sm", "Sc", "So") or is_new or is_of_flag or character in _SYMBOLIC_PUNCTUATION
 
 
 def _letter(symbol: str) -> str:
@@ -204,6 +223,8 @@ def _typed(text: str) -> str:
     if text.isascii():
         return text
     text = re.sub(_NOT_LATIN, lambda run: _without_accents(run[0]), _compatible(text).translate(_TYPED))
+    text = re.sub(_THAI_TONE, r"\2\1", text.replace("\u0e40\u0e40", "\u0e41"))  # two signs look like one
+    text = re.sub(_NASALS, lambda nasal: chr(ord(nasal[0][0]) & ~0x7F | 2), text)
     text = re.sub(_DIGIT, lambda digit: str(unicodedata.decimal(digit[0])), text)
     text = re.sub(f"{_ACCENTS}|{_NON_JOINER}", "", text)
     return re.sub(_NEW_CASES, lambda run: run[0].casefold(), text)

@@ -194,6 +194,7 @@ def test_no_input_is_query_syntax(store: Store) -> None:
         ("C++프로그래밍, C++Builder, Pokémon+", ["C++", "프로그래밍", "builder", "pokémon+"], ["C#", "c+", "mon+"]),
         ("C tutorial: https://host.example/?c#c", ["c"], ["C++", "C#"]),
         ("÷ (Deluxe): 1 + 1 = 2, $100, 9€, 50%", ["÷", "+", "=", "€", "$", "50%", "50"], ["\u00d7", "£", "++", "2%"]),
+        ("§230 ※ Sissy", ["§", "※", "§230", "230", "sissy"], ["†"]),
     ],
 )
 def test_a_word_is_found_wherever_it_stands(store: Store, title: str, typed: list[str], missing: list[str]) -> None:
@@ -235,6 +236,14 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
         ("İstanbul \u0131rmak ᴊᴀᴢᴢ 🅵🆁🅴🅴 🅰\ufe0f", ["istanbul", "irmak", "IRMAK", "jazz", "FREE", "🅵🆁🅴🅴", "🅰"], ["🅱"]),
         ("أحمد إلى مكتبة كـــتاب ھم خانۀ ٣٤", ["احمد", "الي", "مكتبه", "كتاب", "ہم", "خانه", "34", "३४"], []),
         ("Ɗan Ƙasa Ɓauna Ƴar Ɔdɔ o\u02bbzbek", ["dan kasa", "BAUNA", "yar", "ɗan", "odo", "o'zbek", "o\u02bczbek"], []),
+        ("Қазақ әнұраны E\u028begbe Ƒɔ Ɲɛ ɖo ❷ ⓴", ["казак", "анураны", "evegbe", "fo", "ne", "do", "2", "20"], []),
+        ("เเมว น้ำ กี้ หลัง", ["แมว", "น\u0e4d\u0e49า", "ก\u0e49\u0e35"], ["แอว", "กี่"]),
+        ("हिन्दी अंधा જંતર അവൻ अन्न", ["हिंदी", "अन्धा", "જન્તર", "അവന്\u200d", "अन्न"], ["अंन"]),
+        (
+            "Don't wi-fi: 10,000 Hawai\u02bbi צה״ל 5-10",
+            ["dont", "wifi", "10000", "hawaii", "צהל", "don't"],
+            ["510", "fi10"],
+        ),
         ("Die Straße, die Strasse", ["strasse", "straße", "STRASSE", "STRAẞE", "strass*"], ["strase"]),
     ],
 )
