@@ -466,7 +466,7 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
         others = many(fill.upstream_units, noun)
         yield f"now also {others} used by others, as upstream said,{until(fill.upstream_until_ms)}"
     if fill.reserved_units:
-        yield f"now {many(fill.reserved_units, noun)} are only reserved; if an answer shows less, the call fits sooner"
+        yield f"now {many(fill.reserved_units, noun)} only reserved; if an answer shows less, the call fits sooner"
     if fill.upstream_then_units:
         yield f"then also {many(fill.upstream_then_units, noun)} used by others, as upstream said"
     then = x.then_limits.get(fill.name or "")
@@ -474,7 +474,7 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
         return
     missing_units = then.used_units - fill.upstream_then_units - fill.then_units
     if missing_units > 0:
-        yield f"then also {many(missing_units, noun)} that were given back since (refunded, settled) or lost"
+        yield f"then also {many(missing_units, noun)} given back since (refunded, settled) or lost"
     elif missing_units < 0:
         yield f"then {many(-missing_units, noun)} less: charged at the same moment, or settled higher since"
 

@@ -480,8 +480,8 @@ class Ahead(NamedTuple):
             return
         fits = "none of it fits now:"
         if self.fitting:
-            first, units = many(self.fitting, "call"), many(_units(self.calls[: self.fitting]), "unit")
-            fits = f"the first {first} ({units}) fit now; then"
+            first, fit = ("call", "fits") if self.fitting == 1 else (many(self.fitting, "call"), "fit")
+            fits = f"the first {first} ({many(_units(self.calls[: self.fitting]), 'unit')}) {fit} now; then"
         again = ""
         if (retry_ms := self.refusal.retry_at_ms) is not None:
             again = f"; the next fits at {moment(retry_ms)} (in {spell(retry_ms - self.now_ms)})"

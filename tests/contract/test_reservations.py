@@ -272,4 +272,4 @@ def test_the_status_and_the_page_show_reserved_units(world: World) -> None:
     assert not world.budget.charge("chat", units=9_000).admitted
     world.budget.hand_over_refusals()
     notes = [part.text for part in refusal_parts(explain_refusal(world.session)) if isinstance(part, Line)]
-    assert "now 3,000 units are only reserved; if an answer shows less, the call fits sooner" in notes
+    assert "now 3,000 units only reserved; if an answer shows less, the call fits sooner" in notes

@@ -202,8 +202,10 @@ def test_a_dry_run_of_a_search_has_both_of_its_calls(quota: Quota) -> None:
     assert [tuple(row.values()) for row in ahead["calls"]] == [("search.list", 2, 200), ("videos.list", 2, 2)]
     assert ahead["fits"]
     assert quota.json("run", "trending", "--dry-run")["fitting_units"] == 202, "the third search does not fit"
+    path.write_text(path.read_text().replace("units = 301", "units = 100"))
+    assert "trending: the first call (100 units) fits now; then " in quota("run", "trending", "--dry-run").stdout
     broken = '[jobs.broken]\nfetch = "nothing:here"\nregions = ["US"]\npages = 1\n[jobs.trending]'
-    path.write_text(path.read_text().replace("units = 301", "units = 99").replace("[jobs.trending]", broken))
+    path.write_text(path.read_text().replace("units = 100", "units = 99").replace("[jobs.trending]", broken))
     assert one_line(quota("run", "trending", "--dry-run"), 2).startswith("trending: search.list costs 100 units")
     assert quota("run", "--all", "--dry-run").returncode == 78, "the worst"
 
