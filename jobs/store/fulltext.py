@@ -8,7 +8,8 @@ The index splits text into words at spaces and punctuation, but several scripts 
 This module makes each of their characters a word, and searches for several as a phrase: a search for 東京 finds
 東京タワー. Forms that Unicode calls compatible are equal: full width and half width, ligatures, a letter with its
 accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
-елка and ёлка, 12 and १२. A word with punctuation inside is found without it, too: dont and Don't, 10000 and 10,000.
+елка and ёлка, 12 and १२; München is both Munchen and Muenchen. A word with punctuation inside is found without it, too:
+dont and Don't, 10000 and 10,000.
 
 The index knows letters and digits only. So this module repeats each symbol, and each word that ends in +, #, ♭ or %
 or begins with a dot, after the text, in private letters: 🔥, C++, 50% and .NET are words, and `win🔥goal` still has the
@@ -103,6 +104,9 @@ _INSIDE = r"(?:['\u2019`\u00b7\u05f3\u05f4\"]|(?<=\d)[.,\u066c](?=\d{3}(?!\d))|(
 _JOINED = rf"(?<![^\W_])[^\W_\u0e00-\U0003ffff]+(?:{_INSIDE}[^\W_\u0e00-\U0003ffff]+)+"
 """Matches a word with punctuation inside, in a script that has spaces."""
 
+_SPELLED = str.maketrans(dict(zip("äöüåÄÖÜÅ", ("ae", "oe", "ue", "aa") * 2, strict=True)))
+"""What people type for letters that they also type without their accents."""
+
 _THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
 _ALONE = r"(?<!\S)(?:[$+#<=>^~]{1,3}(?!\S)|[$#](?=\d))"  # also in $100; a longer row is a ruler
@@ -128,8 +132,11 @@ _DOUBLE_MARKS = str.maketrans({"\u203c": "\u2757", "\u2049": "\u2757\u2753"})
 def indexed(text: str) -> str:
     """The text with separated words. The index itself folds case and the accents of composed Latin letters."""
     text = _typed(text[:MAX_INDEXED])
-    joined = [re.sub(r"\W", "", word) for word in re.findall(_JOINED, text)]
-    return " ".join([_words(text), *joined, *_signs(text)])
+    terms = text.split()
+    parted = re.findall(_JOINED, " ".join(term for term in terms if not term.isalnum()))
+    accented = re.findall(r"\w+", " ".join(term for term in terms if not term.isascii()))
+    more = {re.sub(r"\W", "", word) for word in parted} | {word.translate(_SPELLED) for word in accented} - {*accented}
+    return " ".join([_words(text), *sorted(more), *_signs(text)])
 
 
 def _words(text: str) -> str:
