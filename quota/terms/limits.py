@@ -205,10 +205,14 @@ _edges_seen: dict[Calendar, tuple[Edges, Edges]] = {}
 the time zone database costs more than a whole decision."""
 
 
+_NOT_EVERYWHERE = ("localtime", "posixrules", "right/")
+"""Zones that differ from machine to machine, and those that count leap seconds."""
+
+
 def load_zone(name: str) -> ZoneInfo:
     """The time zone of this name. Raises ValueError if there is none, or if this machine has no time zone data."""
     try:
-        return ZoneInfo(name)
+        return ZoneInfo("" if name.startswith(_NOT_EVERYWHERE) else name)
     except (KeyError, ValueError, OSError) as error:
         zones = available_timezones()
         if not zones:

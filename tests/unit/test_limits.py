@@ -119,6 +119,7 @@ def test_an_error_names_the_missing_time_zone_package(command: str) -> None:
     ("arguments", "message"),
     [
         *((("day", zone), ".* is not a time zone.*") for zone in ("", "Mars/Base", "/etc/passwd", "America", "a\0b")),
+        *((("day", zone), ".* is not a time zone.*") for zone in ("localtime", "posixrules", "right/Europe/Berlin")),
         (("day", "x" * 5_000), ".* is not a time zone.*"),
         (("day", "../../etc/passwd"), ".* is not a time zone.*"),
         (("year", "UTC"), "'year' is not a calendar period; use quarter-hour, hour, day, week, month"),
