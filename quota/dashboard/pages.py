@@ -249,7 +249,7 @@ def _limit(
     end_ms, end_units = use[-1] if use else (at_ms - 1, state.used_units)
     ahead = forecast.limits.get((project, limit.name)) if forecast.scheduled else None
     longer = []
-    if ahead is not None and not ahead.refused_ticks and row.level != "open":
+    if ahead is not None and not ahead.refused_ticks and row.level != "open" and not limit.shadow:
         # If several limits stop a run, the forecast counts it for the limit that stops it longest.
         longer = [name for (of, name), other in forecast.limits.items() if of == project and other.refused_ticks]
     return {

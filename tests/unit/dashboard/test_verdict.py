@@ -114,3 +114,15 @@ def test_the_verdict_is_closed_if_upstream_stops_every_job(room: Room) -> None:
     assert (shown.state, shown.headline) == ("closed", "Closed for its jobs until")
     row = json.dumps(read_now(room.session).status.as_json())
     assert '"closed_by": "search", "full_by": null' in row
+
+
+def test_a_card_says_who_stops_its_calls(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quota.jobs.contributions.host_clock", lambda: room.now_ms)
+    trial = '[[credentials.main.limits]]\nname = "trial"\nunits = 1\nwindow = "24h"\nshadow = true\n'
+    room.configure("400", trial + JOB)
+    room.session.budget("main").charge("videos.list", units=9_500)
+    page = overview(Dashboard(room.session))
+    assert (page.count(" by day, which stops them longer"), page.count("No run will be stopped by it")) == (1, 1)
+    room.session.budget("main").exhaust("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1")
+    page = overview(Dashboard(room.session))
+    assert (page.count("Its calls are stopped until 2026-11-2"), page.count("No run will be stopped by it")) == (3, 1)
