@@ -351,7 +351,8 @@ def _refusal(
                 RunLimit(job.max_units).take(decision.cost_units)
             if not decision.admitted:
                 return decision.why(), decision
-        if here and (session.credential(job.credential).key_ref or "").startswith("file:"):
+        chosen = session.credential(job.credential)
+        if here and not (chosen.key_ref or chosen.auth_ref or "").removeprefix("bearer:").startswith("env:"):
             session.check_key(job.credential)  # not a variable, which cron alone may have
     except (quota.ConfigError, quota.UsageError, quota.LedgerError) as error:
         return str(error), None

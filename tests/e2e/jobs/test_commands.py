@@ -78,6 +78,8 @@ def test_a_status_and_a_run_name_the_same_obstacle_of_a_job(
     [
         ("ln -sf /etc/passwd run-*.lock", 78),
         ("rm key", 78),
+        ("""sed -i 's/^key = .*/auth = "service-account:none"/' quota.toml""", 78),
+        ("""sed -i 's/^key = .*/auth = "bearer:file:none"/' quota.toml""", 78),
         ("rm videos.db*; echo 'no database' > videos.db", 1),
         (f'{sys.executable} -c "{OF_AN_OLDER_VERSION}"', 1),
         ("sed -i s/youtube-v3/youtube-v3-buckets/ quota.toml", 78),
