@@ -187,7 +187,7 @@ def _look_ahead(session: Session, jobs: Sequence[str], how: How) -> list[int]:
             except QuotaError as error:
                 if len(jobs) == 1:
                     raise
-                fail(f"{job}: {error}")
+                fail(f"{job}: {str(error).removeprefix(f'{job}: ')}")
                 statuses.append(error.exit_status)
                 continue
             statuses.append(Refused.exit_status if ahead.refusal is not None and how.fail_on_refusal else 0)
