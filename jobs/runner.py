@@ -480,7 +480,7 @@ class _Run:
         if failure.kind == "transient":
             message += f", in {many(self.attempts.tries, 'attempt')}"
             if failure.silent:
-                message += f" to reach {failure.silent}; check network and endpoint, then run again"
+                message += f" to reach {failure.silent}; check network, endpoint and proxies"
         if failure.silent and failure.kind != "region":
             self.silent.append(failure.silent)
             self.failed.append(self.here)

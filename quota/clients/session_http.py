@@ -29,6 +29,7 @@ from urllib3.exceptions import HTTPError, InvalidChunkLength
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
 from quota.clients.requests import MeteredAdapter
+from quota.clients.urllib3 import NO_TUNNEL
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
@@ -173,6 +174,8 @@ class SessionHttp:
             return no_address
         if isinstance(below, RemoteDisconnected):
             return ConnectionResetError("upstream closed the connection without an answer")
+        if str(below).startswith(NO_TUNNEL):  # http.client has no class for what a proxy answered
+            return ConnectionError(str(below))
         is_cut = isinstance(below, IncompleteRead) and not isinstance(below, InvalidChunkLength)
         if isinstance(below, HTTPException) and not is_cut:
             no_http = "upstream's answer is no HTTP"

@@ -23,6 +23,9 @@ _BEFORE = (
 """The functions that find an invalid method or field, and write only into a buffer; and the functions that connect,
 also over TLS. A test tool that forbids connections may raise any error there."""
 
+NO_TUNNEL = "Tunnel connection failed"
+"""How the error begins if a proxy opens no way to upstream."""
+
 
 async def send(
     gate: HostGate, conn: Any, method: str, address: str, options: Mapping[str, Any], make: Callable[[], Any]
@@ -85,7 +88,7 @@ def never_left(error: BaseException) -> bool:
         return True
     # urllib3 also reports a proxy error if a request left and got no answer, so look at the wrapped error.
     reason = getattr(reason, "original_error", reason)
-    no_tunnel = isinstance(reason, OSError) and str(reason).startswith("Tunnel connection failed")
+    no_tunnel = isinstance(reason, OSError) and str(reason).startswith(NO_TUNNEL)
     return no_tunnel or isinstance(reason, (NewConnectionError, ConnectTimeoutError, CannotSendRequest))
 
 

@@ -454,10 +454,19 @@ def test_no_attempt_begins_long_after_the_first(bench: Bench, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("wrong", "status", "firsts"),
-    [({"endpoint": "http://127.0.0.1:9"}, 1, "US DE GB US"), ({"key": "invalid"}, 78, "US GB DE US")],
+    ("wrong", "proxy", "status", "firsts"),
+    [
+        ({"endpoint": "http://127.0.0.1:9"}, None, 1, "US DE GB US"),
+        ({"key": "invalid"}, None, 78, "US GB DE US"),
+        ({"endpoint": "https://api.example"}, "{upstream}", 1, "US DE GB US"),  # it answers 501 to CONNECT
+        ({"endpoint": "https://api.example"}, "http://", 78, "US GB DE US"),
+    ],
 )
-def test_runs_that_cannot_begin_cost_no_region_its_turn(bench: Bench, wrong: Any, status: int, firsts: str) -> None:
+def test_runs_that_cannot_begin_cost_no_region_its_turn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, wrong: Any, proxy: str | None, status: int, firsts: str
+) -> None:
+    if proxy:
+        monkeypatch.setenv("https_proxy", proxy.format(upstream=bench.upstream.address))
     regions, ticks = ["US", "GB", "DE"], iter(range(NOON_MS, 2 * NOON_MS))
     bench.clock = lambda: next(ticks)
     bench.configure(pages=1, regions=regions, **wrong)
