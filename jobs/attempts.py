@@ -265,10 +265,11 @@ class Attempts(Listener):
         failure = classify_failure(error, method=method, book=self._budget.book)
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
         # It may come out of a client that asks an API: a metered one, or one that names its request.
-        asks = (_request_of(cause) is not None or passed(cause, r"quota\.clients\.") for cause in behind(error))
-        if silent and any(asks):
+        of_client = (_request_of(cause) is not None or passed(cause, r"quota\.clients\.") for cause in behind(error))
+        asks = any(of_client)
+        if silent and asks:
             return failure._replace(silent=self._address(error))
-        if silent or failure.kind == "region":  # perhaps an error of the function itself
+        if not asks or failure.kind == "region":  # perhaps an error of the function itself
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
         return failure
 

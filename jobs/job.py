@@ -50,6 +50,9 @@ class NotImported(quota.ConfigError):
     """A function was not imported, because others could have written the configuration that names it."""
 
 
+_PYTHON = Path(logging.__file__).parents[1]
+"""The folder of Python's own modules."""
+
 MAX_ID_LENGTH = 128
 """Upstream's own ids have up to 34 characters. One URL carries 50 of them."""
 
@@ -314,7 +317,8 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
         if not isinstance(method, str | None):
             raise TypeError(f"{show(method)} is no method")
     except (Exception, SystemExit) as error:
-        warn("first_attempt_failed", describe(error), fetch=getattr(fetch, "__name__", "fetch"))
+        why = describe(error) + line_of(error, getattr(fetch, "__module__", ""))
+        warn("first_attempt_failed", why, fetch=getattr(fetch, "__name__", "fetch"))
         return None
     return method
 
@@ -397,8 +401,9 @@ def line_of(error: BaseException, name: str) -> str:
 def _line_below(folder: Path, error: BaseException) -> str:
     for frame in reversed(extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        # An environment may lie there.
-        if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
+        # An environment may lie there, and Python itself.
+        is_own = path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts
+        if is_own and not path.is_relative_to(_PYTHON):
             return f" ({frame.filename}, line {frame.lineno})"
     return ""
 

@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from quota.jobs.emulator import Emulator
+from quota.jobs.job import line_of
 from support.commands import ROOT, Quota, one_line
 from support.configurations import configuration
 
@@ -128,6 +130,15 @@ def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Pa
         write(tmp_path, "mine:lost", upstream.address)
         (tmp_path / "mine.py").write_text(EXITS)
         done = run(tmp_path, "run", "daily", "--quiet")
-        assert one_line(done, 0) == "first_attempt_failed fetch=lost: SystemExit: no such method"
+        assert f"fetch=lost: SystemExit: no such method ({tmp_path / 'mine.py'}, line " in one_line(done, 0)
         assert upstream.usage()["requests"] == 1
         assert run(tmp_path, "plan").returncode == 0
+
+
+def test_a_line_of_python_itself_below_the_users_folder_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("at_home")
+    module.__file__ = str(Path(json.__file__).parents[1] / "at_home.py")
+    monkeypatch.setitem(sys.modules, "at_home", module)
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads("{")
+    assert line_of(caught.value, "at_home:fetch") == ""
