@@ -77,7 +77,7 @@ def fetches(settings: Settings) -> Iterator[Finding]:
             yield from _odd_ids(job, fetch)
         if job.fetch in BUILT_IN_FETCHES:
             yield from _unknown_regions(job, users, codes)
-            yield from _uncharted_regions(settings, job)
+            yield from _nothing_stored(settings, job)
             items = PAGE_COMMENTS if job.fetch == "comments" else PAGE_ITEMS
             if job.max_items < items:
                 message = f"a page of this job has up to {items} items, and a region fails at one with more"
@@ -93,20 +93,24 @@ def _unknown_regions(job: JobSettings, users: frozenset[str], codes: Set[str]) -
             yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
 
 
-def _uncharted_regions(settings: Settings, job: JobSettings) -> Iterator[Finding]:
-    """A warning if a job reads the charts of regions for which no job fetches any."""
-    if (job.fetch == "channels" and "ids" not in job.options) or (job.fetch == "videos" and job.regions):
-        others = [other for other in settings.jobs.values() if other.fetch not in _READ_STORED]
-        charted = {region for other in others for region in other.regions or ("",)}
-        if missing := [region for region in job.regions or ("",) if region not in charted]:
-            message, remedy = f"no job fetches a chart for {listed(map(repr, missing))}", "add one"
-            if not job.regions:
-                message, remedy = "it has neither regions nor `ids`", "add some"
-            yield warning(f"jobs.{job.name}.regions", message, f"{remedy}, or there is nothing to fetch")
+def _nothing_stored(settings: Settings, job: JobSettings) -> Iterator[Finding]:
+    """A warning if a job reads what is stored, perhaps by the charts of its regions, and no job stores that."""
+    if job.fetch not in _READ_STORED or _READ_STORED[job.fetch] in job.options:
+        return
+    stored_by = [other for other in settings.jobs.values() if _READ_STORED.get(other.fetch) in (None, *other.options)]
+    charts = [other.regions or ("",) for other in stored_by if other.fetch not in _READ_STORED]
+    missing = [region for region in job.regions or ("",) if not any(region in chart for chart in charts)]
+    message, remedy = f"no job fetches a chart for {listed(map(repr, missing))}", "add one"
+    if not job.regions and job.fetch == "channels":
+        message, remedy = "it has neither regions nor `ids`", "add some"
+    elif not job.regions:
+        message, missing = "no other job stores what it reads", [] if stored_by else missing
+    if missing:
+        yield warning(f"jobs.{job.name}.regions", message, f"{remedy}, or there is nothing to fetch")
 
 
-_READ_STORED = ("channels", "videos", "uploads", "comments")
-"""The built-in jobs that fetch no chart."""
+_READ_STORED = {"channels": "ids", "videos": "", "uploads": "channels", "comments": "videos"}
+"""The built-in jobs that fetch no chart, each with the option that names what to fetch instead of the store."""
 
 
 def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
@@ -139,7 +143,7 @@ def _odd_ids(job: JobSettings, fetch: Fetch) -> Iterator[Finding]:
         for value in values:
             if shape is not None and not re.fullmatch(shape.pattern, value):
                 message = f"{value!r:.100} does not look like {shape.like}"
-                remedy = "a run names it if upstream does not know it"
+                remedy = "a run names it if upstream has nothing for it"
                 yield warning(f"jobs.{job.name}.options.{option}", message, remedy)
 
 

@@ -67,8 +67,9 @@ def trending(client: Any, region: str, cursor: Cursor | None, *, category: str |
         videoCategoryId=category,
         pageToken=cursor["token"] if cursor else None,
     )
-    token = answer.get("nextPageToken")
-    return Page(videos=resources(answer), ranked=True, cursor={"token": token} if token else None)
+    token, videos = answer.get("nextPageToken"), resources(answer)
+    unknown = [region] if region and not (videos or token or cursor) else []
+    return Page(videos=videos, ranked=True, cursor={"token": token} if token else None, unknown=unknown)
 
 
 def _listed(resource: Any, most: int = PAGE_ITEMS, /, **parameters: str | None) -> Mapping[str, Any]:
@@ -202,15 +203,16 @@ def search(
 
 
 def _search(client: Any, turns: Sequence[Place], pages: int, **parameters: str | None) -> Page:
-    turn, token = turns[0]["words"], turns[0].get("token")
-    answer = _listed(client.search(), part="id", type="video", q=turn, pageToken=token, **parameters)
+    turn, begun = turns[0]["words"], turns[0].get("token")
+    answer = _listed(client.search(), part="id", type="video", q=turn, pageToken=begun, **parameters)
     token = answer.get("nextPageToken")
     names = [item.get("id") for item in answer.get("items", [])]
     # Each id gives its kind. Skip the ids of channels and playlists.
     ids = [checked_id(name["videoId"]) for name in names if isinstance(name, dict) and "videoId" in name]
     if ids:
         return Page(cursor={"ids": ids, "next": token, "turns": turns}, complete=False)
-    return Page(cursor=_next_turn(turns, token, pages))
+    unknown = [] if token or begun or parameters["publishedAfter"] else [turn]
+    return Page(cursor=_next_turn(turns, token, pages), unknown=unknown)
 
 
 def _next_turn(turns: Sequence[Place], token: str | None, pages: int) -> Cursor | None:
@@ -506,7 +508,7 @@ class Walks:
         return [json.loads(data)["id"] for (data,) in self._all()]
 
     def page(self, *places: Place, unknown: Collection[str] = (), **more: Any) -> Page:
-        """The page of this step, with these places after it. It names the lists that upstream does not know, if they
+        """The page of this step, with these places after it. It names the lists for which upstream has nothing, if they
         are in the configuration."""
         stand = {self.table: [{**place, "step": self._step} for place in places]}
         cursor = {"began": self._began, "step": self._step + 1}
@@ -518,7 +520,7 @@ class Walks:
         answer = answer_in(error)
         reasons = () if answer is None else error_in(answer.body).reasons
         if reason := next((reason for reason in reasons if reason in _PASSED_OVER), ""):
-            return self.page(passed, unknown={passed["id"]} if reason in _NOT_THERE else ())
+            return self.page(passed, unknown={passed["id"]} if reason in _NOTHING_THERE else ())
         place = {**self.places[0], "failed": self._step}
         leave_out(error, f"{what} {place['id']}", self.page(place, complete=False))
         raise error
@@ -561,4 +563,6 @@ _PASSED_OVER = frozenset(
 comments.list: the others may go on. If such an error failed the region, the same list would come first in the next
 pass, and the others never."""
 
-_NOT_THERE = frozenset(("channelNotFound", "playlistNotFound", "videoNotFound"))
+_NOTHING_THERE = frozenset(
+    ("channelNotFound", "commentsDisabled", "playlistItemsNotAccessible", "playlistNotFound", "videoNotFound")
+)

@@ -84,7 +84,7 @@ class Page:
     `again`: the step fetched stored videos once more. The store keeps them no longer for that, and takes back none that
     has expired. If upstream did not return a video, the page has only its id.
     `places`: rows that only say where the job stands. They are not items, and a page of places alone reaches no sink.
-    `unknown`: ids in the configuration that upstream does not know. A run names each id once.
+    `unknown`: what the configuration asks for, and upstream does not have. A run names each once.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()

@@ -54,7 +54,7 @@ from quota.jobs.places import Hold, checkpoints_of, release, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
 from quota.jobs.store.file import StoreError, lack_of_space
-from quota.jobs.store.rows import Row, rows_of
+from quota.jobs.store.rows import MAX_KEY_CHARACTERS, Row, rows_of
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import Tick
 from quota.reports.runs import RegionOfRun
@@ -246,7 +246,7 @@ class _Run:
     added: dict[str, tuple[int, int]] = field(default_factory=dict)  # region -> pages and items that this run stored
     earlier: list[str] = field(default_factory=list)  # the regions that its round had covered before
     idle: list[str] = field(default_factory=list)  # the regions that had nothing to ask for
-    unknown: list[str] = field(default_factory=list)  # the ids that upstream does not know
+    unknown: list[str] = field(default_factory=list)  # the ids for which upstream has nothing
     failed: list[Checkpoint] = field(default_factory=list)  # the regions that failed since upstream last answered
     here: Checkpoint = field(init=False)  # of the current region
     end: RunReport | None = None
@@ -431,12 +431,12 @@ class _Run:
         return failure
 
     def _note_unknown(self, page: Page) -> Page:
-        """The page, with a row for each id that upstream does not know. So the store knows which ids were already
-        named."""
+        """The page, with a row for each id for which upstream has nothing. So the store knows which ids were
+        already named."""
         if not page.unknown:
             return page
         sql = "SELECT key FROM rows WHERE name = :table AND key IN (SELECT value FROM json_each(:ids))"
-        keys = {f"{self.job.name} {name}": name for name in page.unknown}
+        keys = {f"{self.job.name} {name}"[:MAX_KEY_CHARACTERS]: name for name in page.unknown}
         named = self.store.select(sql, table=UNKNOWN_IDS, ids=json.dumps([*keys]))
         self.unknown += sorted({*page.unknown} - {keys[key] for (key,) in named} - {*self.unknown})
         rows = [*page.places.get(UNKNOWN_IDS, ()), *({"id": key} for key in keys)]
@@ -537,13 +537,13 @@ class _Run:
         return RunReport(self.session.run, self.job.name, "elsewhere" if replaced else "done", why=notes)
 
     def _notes(self, units: Mapping[str, int]) -> Iterator[str]:
-        """What a run says of calls that it did not make, and of ids that upstream does not know."""
+        """What a run says of calls that it did not make, and of ids for which upstream has nothing."""
         if idle := [region for region in self.idle if not units.get(region)]:
             yield "there was nothing to fetch" + (f" in {listed(idle)}" if units else "")
         if self.earlier:
             yield f"its round had covered {listed(self.earlier)} before"
         if self.unknown:
-            unknown = f"upstream does not know {', '.join(map(show, self.unknown))}: correct or remove them"
+            unknown = f"upstream has nothing for {', '.join(map(show, self.unknown))}: correct or remove them"
             warn("unknown_ids", unknown, job=self.job.name)
             yield unknown
         if self.attempts.passed_over:

@@ -108,7 +108,7 @@ class CredentialSettings(NamedTuple):
 
 
 UNKNOWN_IDS = "unknown_ids"
-"""The table of ids that upstream does not know."""
+"""The table of ids for which upstream has nothing."""
 
 PLACES_OF_THE_STORE = ("places_of_uploads", "places_of_comments", UNKNOWN_IDS)
 """Tables of rows in which built-in jobs keep their places, and runs the unknown ids."""

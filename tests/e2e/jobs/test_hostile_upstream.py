@@ -227,6 +227,13 @@ def test_a_malformed_answer_is_one_plain_line(site: Site, kind: str) -> None:
     assert line in site.fails(site.run())
 
 
+@pytest.mark.parametrize(("fetch", "what"), [("trending", "DE"), ("search", "cats")])
+def test_what_brings_nothing_is_named_once(site: Site, fetch: str, what: str) -> None:
+    site.configure(fetch=fetch, regions=["DE"])
+    site.answer = lambda _: [whole(b'{"items": []}')]
+    assert [site.run().why for _ in "12"] == [f"upstream has nothing for {what!r}: correct or remove them", ""]
+
+
 def test_a_body_that_ends_before_its_length_is_not_stored(site: Site) -> None:
     site.answer = lambda _: [head(f"Content-Length: {len(PAGE) + 1}") + b"\r\n" + PAGE]
     report = site.run()

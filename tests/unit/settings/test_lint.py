@@ -266,6 +266,16 @@ FINDINGS = [
     ),
     (
         'fetch = "trending"',
+        'fetch = "uploads"',
+        "warning: jobs.trending.regions: no job fetches a chart for 'US', 'GB'; add one, or there is nothing to fetch",
+    ),
+    (
+        'fetch = "trending"\nregions = ["US", "GB"]',
+        'fetch = "comments"',
+        "warning: jobs.trending.regions: no other job stores what it reads; add one, or there is nothing to fetch",
+    ),
+    (
+        'fetch = "trending"',
         'fetch = "comments"\noptions = { videos = "dQw4w9WgXcQ" }',
         "warning: jobs.trending.regions: each of 2 regions fetches the same `videos`; remove all but one",
     ),
