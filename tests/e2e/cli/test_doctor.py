@@ -334,7 +334,7 @@ def test_doctor_warns_of_a_server_that_forgets_and_evicts(command: Quota) -> Non
 def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: RedisServer) -> None:
     """It answers every question, so all else looks well."""
     allowance = "unavailable = { max_cost = 1, allowance = 50 }\n"
-    text = f'[ledger]\nurl = "{server.url}"\n{allowance}' + MAIN
+    text = f'[ledger]\nurl = "{server.url}"\n{allowance}' + MAIN + '\n[jobs.t]\nfetch = "trending"\n'
     command.configure(text.replace('"research"', '"others"'))
     assert command("charge", "search.list", KEY="k").returncode == 0
     (two := command.folder / "two.toml").write_text(f'{text}[credentials.others]\napi = "gmail-v1"\nkey = "env:KEY"')
@@ -350,6 +350,7 @@ def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: Re
             for asked in ("charge", "peek"):
                 assert message in one_line(command(asked, "search.list", KEY="k"), 69)
             assert message in command("check", KEY="k").stdout
+            assert message in one_line(command("run", "t", "--dry-run", KEY="k"), 69)
             for seed in "23":  # the order in which projects are asked
                 assert command("check", "--config", str(two), KEY="k", PYTHONHASHSEED=seed).returncode == 78
             assert "OPEN: this machine's allowance, for calls of at most 1 unit: 0 of" in command("status").stdout
