@@ -404,7 +404,7 @@ def _lost(session: Session, name: str) -> Iterator[Finding]:
     session.budget(name).usage()  # the first to look puts back what the ledger has lost
     project, cause = session.project(name), "the file was deleted or replaced by an old copy"
     if session.ledger.shared:
-        cause = "the server was emptied (FLUSHALL), restarted without its data or given an old copy"
+        cause = "the server was emptied (FLUSHALL), evicted keys, restarted without its data or got an old copy"
     since_ms = project.now_ms() - 7 * DAY_MS
     if recent := [loss for loss in merged(project.reading.facts.losses) if loss.at_ms > since_ms]:
         needs = _needs_after([] if project.journal is None else [project.journal])
