@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 
 import quota
@@ -28,6 +28,7 @@ from quota.deciding.run_limit import RunLimit
 from quota.jobs.afterwards import ledgers_clock, samples_of_job
 from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS, WALKS, next_method
 from quota.jobs.job import (
+    READ_STORED,
     Fetch,
     NotImported,
     attempt_of,
@@ -61,8 +62,6 @@ def fetches(settings: Settings) -> Iterator[Finding]:
     from quota.jobs.emulator.catalogue import REGIONS  # the other commands need no names of regions
 
     looks: dict[str, Callable[[Settings, JobSettings], object]] = {"fetch": fetch_to_look_at, "sink": sink_to_look_at}
-    users = regions_of_users(settings)
-    codes = {*REGIONS, *users}
     for job in settings.jobs.values():
         for key, look in looks.items():
             try:
@@ -76,7 +75,7 @@ def fetches(settings: Settings) -> Iterator[Finding]:
             yield from _unfit_call(settings, job, fetch)
             yield from _odd_ids(job, fetch)
         if job.fetch in BUILT_IN_FETCHES:
-            yield from _unknown_regions(job, users, codes)
+            yield from _unknown_regions(job, regions_of_users(settings, job), REGIONS)
             yield from _nothing_stored(settings, job)
             items = PAGE_COMMENTS if job.fetch == "comments" else PAGE_ITEMS
             if job.max_items < items:
@@ -84,21 +83,21 @@ def fetches(settings: Settings) -> Iterator[Finding]:
                 yield warning(f"jobs.{job.name}.max_items", message, f"raise it to {items}, or remove it")
 
 
-def _unknown_regions(job: JobSettings, users: frozenset[str], codes: Set[str]) -> Iterator[Finding]:
+def _unknown_regions(job: JobSettings, users: frozenset[str], codes: Collection[str]) -> Iterator[Finding]:
     for index, region in enumerate(job.regions):
         location = f"jobs.{job.name}.regions[{index}]"
         if fault := fault_of_region(region, users):
             yield Finding("error", location, *fault)
-        elif region not in codes:
+        elif region not in codes and region not in users:
             yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
 
 
 def _nothing_stored(settings: Settings, job: JobSettings) -> Iterator[Finding]:
     """A warning if a job reads what is stored, perhaps by the charts of its regions, and no job stores that."""
-    if job.fetch not in _READ_STORED or _READ_STORED[job.fetch] in job.options:
+    if job.fetch not in READ_STORED or READ_STORED[job.fetch] in job.options:
         return
-    stored_by = [other for other in settings.jobs.values() if _READ_STORED.get(other.fetch) in (None, *other.options)]
-    charts = [other.regions or ("",) for other in stored_by if other.fetch not in _READ_STORED]
+    stored_by = [other for other in settings.jobs.values() if READ_STORED.get(other.fetch) in (None, *other.options)]
+    charts = [other.regions or ("",) for other in stored_by if other.fetch not in READ_STORED]
     missing = [region for region in job.regions or ("",) if not any(region in chart for chart in charts)]
     message, remedy = f"no job fetches a chart for {listed(map(repr, missing))}", "add one"
     if not job.regions and job.fetch == "channels":
@@ -107,10 +106,6 @@ def _nothing_stored(settings: Settings, job: JobSettings) -> Iterator[Finding]:
         message, missing = "no other job stores what it reads", [] if stored_by else missing
     if missing:
         yield warning(f"jobs.{job.name}.regions", message, f"{remedy}, or there is nothing to fetch")
-
-
-_READ_STORED = {"channels": "ids", "videos": "", "uploads": "channels", "comments": "videos"}
-"""The built-in jobs that fetch no chart, each with the option that names what to fetch instead of the store."""
 
 
 def _unfit_call(settings: Settings, job: JobSettings, fetch: Fetch) -> Iterator[Finding]:

@@ -522,22 +522,25 @@ def check_job(settings: Settings, job: JobSettings) -> None:
     for bucket in unlimited(credential.limits, credential.book):
         where = f"{settings.source}: credentials.{credential.name}.limits"
         raise quota.ConfigError(f"{where}: no limit counts any call of bucket {bucket.name!r}; {bucket.limit_to_add}")
-    users = regions_of_users(settings)
+    users = regions_of_users(settings, job)
     for index, region in enumerate(job.regions if job.fetch in BUILT_IN_FETCHES else ()):
         if fault := fault_of_region(region, users):
             raise quota.ConfigError(f"{settings.source}: jobs.{job.name}.regions[{index}]: {'; '.join(fault)}")
 
 
-def regions_of_users(settings: Settings) -> frozenset[str]:
-    """The regions of jobs with the user's own function. It may use any names, and built-in jobs may read what it stored
-    under them."""
-    own = (job.regions for job in settings.jobs.values() if job.fetch not in BUILT_IN_FETCHES)
-    return frozenset(chain.from_iterable(own))
+READ_STORED = {"channels": "ids", "videos": "", "uploads": "channels", "comments": "videos"}
+"""The built-in jobs that fetch no chart, each with the option that names what to fetch instead of the store."""
+
+
+def regions_of_users(settings: Settings, job: JobSettings) -> frozenset[str]:
+    """The regions of jobs with the user's own function, if a job may read what that stored. It may use any names."""
+    own = (other.regions for other in settings.jobs.values() if other.fetch not in BUILT_IN_FETCHES)
+    return frozenset(chain.from_iterable(own if job.fetch in READ_STORED else ()))
 
 
 def fault_of_region(region: str, users: frozenset[str]) -> tuple[str, str] | None:
-    """Why upstream cannot know a region of a built-in job, and a hint; None if it may. `users` are the regions of jobs
-    with the user's own functions."""
+    """Why upstream cannot know a region of a built-in job, and a hint; None if it may. `users` are regions that the
+    user's own functions may have stored."""
     code = region.upper()
     is_code = region == code and len(code) == 2 and code.isascii() and code.isalpha() and code != "UK"
     if is_code or region in users:

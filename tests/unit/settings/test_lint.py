@@ -196,7 +196,7 @@ FINDINGS = [
     ),
     (
         '["US", "GB"]',
-        '["US", "uk"]',
+        '["US", "uk"]\n[jobs.own]\nfetch = "quota.jobs.fetches:videos"\nregions = ["uk"]',
         "error: jobs.trending.regions[1]: 'uk' is no region code of ISO 3166-1, like 'US'; did you mean 'GB'?",
     ),
     (
