@@ -310,6 +310,10 @@ _TRANSIENT: Names = (
     ("http.client", "HTTPException"),
     ("socket", "gaierror"),
     ("ssl", "SSLError"),
+    ("urllib.error", "URLError"),
+    ("urllib3.exceptions", "MaxRetryError"),
+    ("urllib3.exceptions", "ProtocolError"),
+    ("urllib3.exceptions", "TimeoutError"),
     ("httplib2", "ServerNotFoundError"),
     ("google.auth.exceptions", "TransportError"),
     ("requests.exceptions", "ConnectionError"),
@@ -337,9 +341,12 @@ class RawAnswer(NamedTuple):
 
 
 def answer_in(error: Any) -> RawAnswer | None:
-    """The answer in an exception of Google's client, requests, httpx, httpx2 or aiohttp; None if there is none."""
+    """The answer in an exception of Google's client, urllib, requests, httpx, httpx2 or aiohttp; None if there is
+    none."""
     if is_any(error, (("googleapiclient.errors", "HttpError"),)):
         return RawAnswer(int(error.resp.status), error.resp, error.content)
+    if is_any(error, (("urllib.error", "HTTPError"),)):
+        return RawAnswer(error.code, error.headers, b"")
     if is_any(error, (("aiohttp", "ClientResponseError"),)) and error.status:
         return RawAnswer(error.status, error.headers or {}, b"")
     if is_any(error, _WITH_RESPONSE) and error.response is not None:

@@ -385,12 +385,15 @@ def test_a_long_wait_that_upstream_asks_for_costs_no_further_attempts(
         "aiohttp.ServerDisconnectedError()",
         "httpx.ConnectError('no route')",
         "httpx2.ConnectError('no route')",
+        "urllib.error.URLError(ConnectionRefusedError())",
+        "urllib.error.HTTPError('http://x', 503, 'No', {}, None)",
+        "urllib3.exceptions.ProtocolError('reset')",
     ],
 )
 def test_a_network_that_is_away_keeps_the_place_whatever_the_client_calls_it(bench: Bench, error: str) -> None:
     fetch = bench.own_fetch(
         f"""
-import errno, os, aiohttp, httpx, httpx2, requests
+import errno, os, aiohttp, httpx, httpx2, requests, urllib.error, urllib3
 def fetch(client, region, cursor):
     if cursor is None:
         return Page(videos=[{{"id": "v1"}}], ranked=True, cursor={{"at": 2}})
