@@ -30,7 +30,7 @@ from quota.common.files import remedy_for
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, first_of, many, one_line, spell
-from quota.errors import SlowAnswer, behind
+from quota.errors import NoAnswer, behind
 from quota.jobs import interruption
 from quota.jobs.job import Fetch, Page, attempt_of, line_of
 from quota.jobs.progress import Watcher
@@ -263,7 +263,7 @@ class Attempts(Listener):
         """The meaning of an error of the last step."""
         method = attempt_of(self.fetch, self.here.cursor) or ""
         failure = classify_failure(error, method=method, book=self._budget.book)
-        silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, SlowAnswer)
+        silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, NoAnswer)
         # It may come out of a client that asks an API: a metered one, or one that names its request.
         of_client = (_request_of(cause) is not None or passed(cause, r"quota\.clients\.") for cause in behind(error))
         asks = any(of_client)

@@ -13,7 +13,7 @@ How a step may end, and what follows:
     upstream's quota has run out     the same
     a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor, and the next
                                      steps have one attempt, until upstream answers
-    no answer, or none in time       the same; if the next region has none from the same address, the run fails
+    no answer, a late or foreign one the same; if the next region has none from the same address, the run fails
     an answer over its bounds        the region fails and keeps its cursor
     a sink that fails                the region fails and keeps its cursor: the next pass fetches the page again
     an error of this region alone,   the region fails and begins its next pass with the first page

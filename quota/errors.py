@@ -107,8 +107,8 @@ class BadAnswer(QuotaError):
     """
 
 
-class SlowAnswer(BadAnswer):
-    """The answer was not complete in time."""
+class NoAnswer(BadAnswer):
+    """The answer was not complete in time, or somebody else gave it: it is nothing that an API says."""
 
 
 class UnknownCharge(QuotaError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from quota.clients.answer_fields import AnswerLimits
 from quota.common.clock import elapsed_s
-from quota.errors import SlowAnswer
+from quota.errors import NoAnswer
 
 POLL_S = 0.1
 """How often a waiting request checks its deadline."""
@@ -54,13 +54,13 @@ class Watch(threading.local):
         conn.response_class = partial(_PatientResponse, watch=self)
 
     def left_s(self) -> float:
-        """The time left for this thread's request. Raises SlowAnswer when no time is left."""
+        """The time left for this thread's request. Raises NoAnswer when no time is left."""
         if self._waiting is not None:
             self._waiting()
         left_s = math.inf if self._until_s is None else self._until_s - elapsed_s()
         if left_s <= 0:
             allowed = self.limits.max_answer_s
-            raise SlowAnswer(
+            raise NoAnswer(
                 f"upstream's answer was not complete after {allowed:g} s; if this is expected, raise max_answer_s"
             )
         return left_s

@@ -34,7 +34,7 @@ from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
-from quota.errors import BadAnswer
+from quota.errors import BadAnswer, NoAnswer
 from quota.terms.api import GOOGLES_KEY
 
 BYTES_PER_VALUE = 16
@@ -180,7 +180,7 @@ class SessionHttp:
         if isinstance(below, HTTPException) and not is_cut:
             no_http = "upstream's answer is no HTTP"
             if any(self.watch.limits):
-                return BadAnswer(f"{no_http}; check endpoint and proxies")
+                return NoAnswer(f"{no_http}; check endpoint and proxies")
             return HTTPException(f"{no_http}: {type(below).__name__}")
         if isinstance(error, ChunkedEncodingError) and below is None:
             return ConnectionResetError("upstream closed the connection within its answer")
@@ -236,7 +236,7 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
         if not isinstance(answer, dict) or int(response.status) == 204:
             kind = _word(str(response.get("content-type", "")))
             why = f"upstream's answer is no JSON object ({kind}, {len(content):,} bytes)"
-            raise BadAnswer(f"{why}; check endpoint and proxies")
+            raise NoAnswer(f"{why}; check endpoint and proxies")
         _check_page(answer, limits)
         return answer
 

@@ -35,7 +35,7 @@ from quota.clients.discovery import Routes, description, methods_of
 from quota.clients.gate import at_once
 from quota.clients.google import GoogleGate, service
 from quota.clients.metering import Meter
-from quota.errors import ConfigError, Refused, SlowAnswer, UsageError
+from quota.errors import ConfigError, NoAnswer, Refused, UsageError
 from quota.jobs.emulator.catalogue import _channel_id
 from quota.ledger.log import Log
 from quota.settings.books import load_book
@@ -629,7 +629,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @pytest.mark.parametrize(
     ("pieces", "error"),
-    [([OK, b"x: ", *[b"y"] * 30], SlowAnswer), ([OK + b"\r\n", b"", b"no TLS\r\n", b""], ssl.SSLError)],
+    [([OK, b"x: ", *[b"y"] * 30], NoAnswer), ([OK + b"\r\n", b"", b"no TLS\r\n", b""], ssl.SSLError)],
     ids=["slow", "no TLS"],
 )
 def test_a_proxy_has_the_time_of_an_answer_to_connect(
@@ -652,7 +652,7 @@ def test_a_request_that_the_body_of_another_makes_leaves_the_other_its_time() ->
     with watch.request():
         with watch.request():
             pass
-        with pytest.raises(SlowAnswer):
+        with pytest.raises(NoAnswer):
             watch.left_s()
 
 

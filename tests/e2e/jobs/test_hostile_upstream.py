@@ -227,6 +227,13 @@ def test_a_malformed_answer_is_one_plain_line(site: Site, kind: str) -> None:
     assert line in site.fails(site.run())
 
 
+@pytest.mark.parametrize("kind", ["html", "another protocol"])
+def test_somebody_else_who_answers_ends_the_run_in_the_second_region(site: Site, kind: str) -> None:
+    site.configure(regions=("US", "DE", "FR"))
+    site.answer = lambda _: [SHAPES[kind][0]]
+    assert [region.outcome for region in site.run().regions] == ["failed", "failed", "skipped"]
+
+
 @pytest.mark.parametrize(("fetch", "what"), [("trending", "DE"), ("search", "cats")])
 def test_what_brings_nothing_is_named_once(site: Site, fetch: str, what: str) -> None:
     site.configure(fetch=fetch, regions=["DE"])
