@@ -436,7 +436,9 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
     try:
         with redirect_stdout(sys.stderr):  # stdout is for what a command prints, often as JSON
             return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a script may call sys.exit where it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a script may call sys.exit where it is imported
         function = setting.partition(" = ")[2]
         log.debug("%s", line("function_not_imported", function=function, folder=folder), exc_info=True)
         lacking = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""

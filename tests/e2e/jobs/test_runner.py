@@ -648,6 +648,7 @@ def fetch(client, region, cursor, *, words):
         ("fetch", "def fetch(client, region, cursor, *, words): ...", "missing a required"),
         ("fetch", "def fetch(", "cannot be imported: SyntaxError"),
         ("fetch", "import sys\nsys.exit(3)", ".py, line 3)"),
+        ("fetch", "import asyncio\nraise asyncio.CancelledError", ".py, line 3)"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_a_configuration_error(
