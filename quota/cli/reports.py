@@ -214,6 +214,7 @@ def spend(
         spending = read_spending(charged, fields, start_ms, job=job, local=local)
         others = 0 if job is not None else sum(_upstream_units(session.budget(c.name)) for c in projects.values())
         spending = spending._replace(most=limit, upstream_units=others)
+        owed_units = sum(session.budget(c.name).owed_units() for c in projects.values())
     if print_as(form, spending.as_json(), spending.columns, spending.rows_json()):
         return
     cut = spending.since_ms > start_ms
@@ -230,6 +231,13 @@ def spend(
         units = many(spending.upstream_units, "unit")
         see = "; see `quota reconcile`" if any(c.book.monitoring is not None for c in projects.values()) else ""
         say(f"not listed: {units} used by others, as upstream said{see}")
+    _say_owed(owed_units)
+
+
+def _say_owed(units: int) -> None:
+    """Say what the ledger does not have yet."""
+    if units:
+        say(f"not listed: {many(units, 'unit')} that this machine drew without the ledger")
 
 
 def _hint(session: Session, job: str | None, method: str | None = None) -> str:
@@ -369,6 +377,7 @@ def log(
             charges = [row for row in rows if is_wanted(row[0], row[2].job, row[2].method)]
             table = partial(_charges_table, several=len(projects) > 1)
             printed = _print_rows(charges[begin:], form, CHARGE_FIELDS, _charge_json, table)
+        owed_units = 0 if refused else sum(session.budget(c.name).owed_units() for c in chosen.values())
     if form != "text":
         return
     if not printed:
@@ -380,6 +389,7 @@ def log(
         say(f"not listed: {unheard}")
     if whole_ms > start_ms:
         say(_only_since(whole_ms, since))
+    _say_owed(owed_units)
 
 
 def _print_rows(

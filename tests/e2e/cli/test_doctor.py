@@ -363,6 +363,11 @@ def test_doctor_reports_a_server_that_takes_no_charge(command: Quota, server: Re
             client.execute_command(*mend_it)
             assert "server writes" not in command("doctor", KEY="k").stdout
             assert command("charge", "search.list", KEY="k").returncode == 0
+        client.execute_command(*break_it)
+        assert command("charge", "videos.list").returncode == 0
+        for report in ("spend", "log"):
+            assert "not listed: 1 unit that this machine drew without the ledger" in command(report).stdout
+        client.execute_command(*mend_it)
 
 
 def test_each_right_that_is_missing_is_named(tmp_path: Path, server: RedisServer) -> None:
