@@ -245,6 +245,11 @@ class Answer:
         if isinstance(rule.bucket, Field) and self._value(rule.remaining, "remaining") is not None:
             self._note_unread(rule.bucket.header, self._headers.get(rule.bucket.header))
 
+    def note_impossible(self, field: Field | None, value: int | None, kept: int | None) -> None:
+        """Note a field whose value was not kept: more than the limit remains, or its reset is years away."""
+        if field is not None and value is not None and kept is None:
+            self._note_unread(field.header, self._headers.get(field.header))
+
     def note_unmatched(self) -> None:
         """Note that a figure in `RateLimit`, or in the older fields, is no number or of no window of the book."""
         header = next((name for name in ("ratelimit", "ratelimit-remaining") if name in self._headers), "")
@@ -376,17 +381,24 @@ _UNITS_MS = {**UNITS_MS, "w": 7 * DAY_MS, "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "
 _SPAN = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|ns|[uµμ]s|[smhdw])(?:(?:ec|econd|in|inute|r|our|ay|eek)s?)?"
 
 
+_OFFSET = re.compile(r"(:[0-9]{2}(?:\.[0-9]+)?)\s*(?:GMT|UTC)?([+-][0-9]{2}):?([0-9]{2})(?: [A-Z]{3,4}$)?")
+"""The offset of a zone behind a time, as mails, Java, JavaScript and Go write it."""
+
+
 def _date_ms(text: str, *, iso: bool = False) -> int | None:
-    """A date as mails write it, or as ISO 8601 does. A date without a zone is in UTC."""
-    text = text[:64]
+    """A date as mails write it, or as ISO 8601 does. A date without a zone is in UTC. None for `PM`, or a zone without
+    an offset that is not in mails."""
+    text = _OFFSET.sub(r"\1\2\3" if iso else r"\1 \2\3", re.sub(r"\s*[(\[].*", "", text[:64]))
     try:
         if iso:
-            text = re.sub("^([0-9]{8})([0-9]{6})$", r"\1T\2", text)
+            text = re.sub("^([0-9]{8})([0-9]{6})$", r"\1T\2", text).replace("/", "-")
             if text.isdecimal():
                 return None
             moment = datetime.fromisoformat(re.sub(r"\s*(UTC|GMT|Z)$", "", text, flags=re.IGNORECASE))
         else:
             moment = parsedate_to_datetime(text)
+            if moment.tzinfo is None and re.search("[:.][0-9]{2}( -?[0-9]{4})?$", text) is None:
+                return None
         return math.ceil((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None

@@ -442,9 +442,11 @@ class Described(Google):
             else:
                 remaining, limit = answer.remaining(rule)
                 reset_ms = None if rule.reset is None else answer.moment_ms(rule.reset, "reset")
-                yield self._checked(
-                    answer, closed_by, PoolState(bucket, remaining, limit, reset_ms, named=name is not None)
-                )
+                given = PoolState(bucket, remaining, limit, reset_ms, named=name is not None)
+                checked = self._checked(answer, closed_by, given)
+                answer.note_impossible(rule.remaining, remaining, checked.remaining_units)
+                answer.note_impossible(rule.reset, reset_ms, checked.reset_ms)
+                yield checked
         has_rule = any(rule.remaining.header.startswith("ratelimit") for rule in self.book.answers.levels)
         for policy in answer.policies():
             state = self._state_by(policy, answer.at_ms)

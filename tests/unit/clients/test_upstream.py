@@ -136,6 +136,12 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
         assert meaning.closes == (Closing(bucket, until_ms, error.message),), file.name
 
 
+ELSEWHERE = (
+    "2026/11/18 11:35:00", "2026-11-18 13:35:00.0 +0200 CEST", "2026-11-18T12:35:00+01:00[Europe/Berlin]",
+    "Wed Nov 18 2026 12:35:00 GMT+0100 (Central European Standard Time)", "Wed, 18 Nov 2026 03:35:00 -08:00",
+)  # fmt: skip
+"""As Go, Java, JavaScript and others write it."""
+
 # -- until when --------------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +166,8 @@ def test_every_recorded_answer_closes_what_its_file_says_until_then(shared_data:
         *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("28 minutes, 20 seconds", "28m and 20s")),
         *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ("1700s, 9s", "1700000 milliseconds")),
         *(({"X_RateLimit_Reset": f"2026-11-18 11:35:00{zone}"}, NOW_MS + 1_700_000) for zone in ("z", " GMT")),
+        *(({"X_RateLimit_Reset": text}, NOW_MS + 1_700_000) for text in ELSEWHERE),
+        *(({"X_RateLimit_Reset": f"Wed, 18 Nov 2026 11:35:00 {text}"}, None) for text in ("PM", "CET", "UTC+2")),
         # Never for longer than the period.
         ({"Retry_After": "P1W"}, NOW_MS + HOUR_MS),
         ({"X_RateLimit_Reset": "20261118113500"}, NOW_MS + 1_700_000),
@@ -248,6 +256,8 @@ def test_a_header_that_cannot_be_read_is_named(header: str) -> None:
     for name, text in (*((header, text) for text in ("soon", "", "1e99", "1" * 20)), *several):
         assert read(GITHUB, 429, {name: text}, SPENT).unread == {name.lower(): text}
     assert not any(read(GITHUB, 429, {header: text}, SPENT).unread for text in ("3.0", "3e-01", ".3", '"3"'))
+    for odd in {"X-RateLimit-Reset": "9" * 10}, {"X-RateLimit-Remaining": "9", "X-RateLimit-Limit": "8"}:
+        assert read(GITHUB, 200, odd).unread == dict([(name.lower(), text) for name, text in odd.items()][:1])
 
 
 def test_units_that_remain_keep_a_closing_to_the_rules_own_time() -> None:
