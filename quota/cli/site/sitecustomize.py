@@ -106,9 +106,11 @@ def _instrument_what_is_started():
         _keep_our_environment()
         return system(command)
 
-    os.system = by_shell
-    os.execv, os.execve = ours, ours_with  # all functions of os that exec end in these
-    os.posix_spawn, os.posix_spawnp = spawning(os.posix_spawn), spawning(os.posix_spawnp)
+    started = {"system": by_shell, "execv": ours, "execve": ours_with}  # all functions of os that exec end in these
+    started.update((name, spawning(getattr(os, name))) for name in ("posix_spawn", "posix_spawnp"))
+    for name, start in started.items():
+        start.__module__, start.__qualname__ = "os", name  # by these it travels to a pool of processes
+        setattr(os, name, start)
     _posixsubprocess.fork_exec = forked
     if "subprocess" in sys.modules:
         sys.modules["subprocess"]._fork_exec = forked  # type: ignore[attr-defined]
