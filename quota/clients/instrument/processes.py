@@ -144,7 +144,7 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
     words = [*dropwhile(_IS_AHEAD, given)]
     before = " ".join([before, *given[: len(given) - len(words)]])
     name = os.path.basename(words[0]) if words and depth < MAX_DEPTH else ""
-    if name == "eval":
+    if name in ("eval", "trap"):
         return _unseen_in_script(name, " ".join(words[1:]), depth, before)
     if name in _SHELLS:
         at = next((at for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), len(words))
@@ -153,6 +153,8 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
         start = next((at for at, word in enumerate(words) if at and shutil.which(word) is not None), len(words))
         if name in _EMPTIES and any(re.fullmatch(_EMPTIES[name], word) for word in words[1:start]):
             return "env -i" if name == "env" else "exec -c"
+        if start == len(words):  # `flock FILE -c`, `env -S`: it may be in a word
+            return _unseen_in_script(name, words[-1], depth, " ".join([before, *words[:-1]]))
         return _unseen(words[start:], depth + 1, " ".join([before, *words[:start]]))
     is_silent = name in _SILENT and not (name == "awk" and _AWK_STARTS(" ".join(words)))
     path = None if is_silent or not name else shutil.which(words[0])
