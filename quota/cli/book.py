@@ -33,7 +33,7 @@ from quota.common.text import listed, many, members, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import evidence_of
 from quota.settings.books import book_names, book_tables, load_book
-from quota.terms.api import VERBS, Hosts
+from quota.terms.api import NO_BODY, VERBS, Hosts
 from quota.terms.costs import CostBook, Price
 from quota.terms.limits import leaves_at
 from quota.wording import Table
@@ -412,7 +412,10 @@ def try_request(
             check_target(parts.path[1:], parts.query + "#" * ("#" in url))
         except UnfitError as error:
             raise UsageError(f"{show(request)} does not pass `quota proxy`: {error}") from None
-    method, goes_on = upstream.method(verb, url), is_ours and upstream.continues(verb, url)
+    method, goes_on = None, is_ours and upstream.continues(verb, url)
+    if is_ours:
+        verb = upstream.dearest_verb(verb, url, (), NO_BODY, upstream.name)
+        method = upstream.method(verb, url)
     by_default = method is None or book.canonical(method) not in book.methods
     price = book.default_price(verb) if method is None or by_default else book.price(method)
     cost = " and ".join(f"{many(part.units, 'unit')} of {part.bucket}" for part in price.parts) or "free"

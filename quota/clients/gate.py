@@ -16,7 +16,7 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
 from quota.clients.answer_fields import Headers
 from quota.clients.metering import Attempt, Meter, is_reserved
-from quota.clients.upstream import Sent, dearness, upstream_of
+from quota.clients.upstream import Sent, upstream_of
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import elapsed_s
 from quota.decision import Decision
@@ -214,14 +214,11 @@ class HostGate:
 
     def verb(self, verb: str, url: str, headers: Sent, body: RequestBody = NO_BODY) -> str:
         """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""
-        verbs, book = self.upstream.verbs(verb, url, headers, body.content or body.heads), self.meter.budget.book
-        if len(verbs) == 1:
-            return verbs[0]
-        return max(verbs, key=lambda verb: dearness(book, verb, self.name(verb, url, body), body))
+        return self.upstream.dearest_verb(verb, url, headers, body, self.name)
 
     def name(self, verb: str, url: str, body: RequestBody | None = None) -> str:
         if self._method is None:
-            return self.upstream.method(verb, url, body) or f"{verb} **"  # as the route for it would read
+            return self.upstream.name(verb, url, body)
         return text(self._method if isinstance(self._method, str) else self._method(verb, url), "method")
 
     def reserves(self, verb: str, url: str) -> bool:

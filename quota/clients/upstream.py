@@ -219,6 +219,20 @@ class Google:
             raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
         return None if routes is None else self.named(routes, verb.upper(), urlsplit(url).path)
 
+    def name(self, verb: str, url: str, body: RequestBody | None = None) -> str:
+        """The method of a request; if it is unknown, as the route for it would read."""
+        return self.method(verb, url, body) or f"{verb} **"
+
+    def dearest_verb(
+        self, verb: str, url: str, headers: Sent, body: RequestBody, name: Callable[[str, str, RequestBody], str]
+    ) -> str:
+        """Of the verbs by which the API may read a request, the dearest by the `name` of the method. Raises
+        UsageError."""
+        verbs = self.verbs(verb, url, headers, body.content or body.heads)
+        if len(verbs) == 1:
+            return verbs[0]
+        return max(verbs, key=lambda verb: dearness(self.book, verb, name(verb, url, body), body))
+
     def named(self, routes: Routes, verb: str, path: str) -> str | None:
         """The method of a request by these routes; None if it is unknown."""
         route = _dearest(self.book, verb, path, partial(routes.first, verb), NO_BODY)  # no price of Google's needs one
