@@ -27,6 +27,7 @@ _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_c
 _OF_SENTINELS = ("sentinel_username", "sentinel_password", "sentinel_ssl")
 
 FALSE = ("0", "F", "FALSE", "N", "NO")
+TRUE = ("1", "T", "TRUE", "Y", "YES")
 _LONGEST_S = 1e6
 
 
@@ -219,6 +220,8 @@ def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
     """redis-py's options for TLS. Raises Misconfigured if a file cannot be used."""
     if given.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
         raise Misconfigured("ssl_cert_reqs is required (by default) or none")
+    if given.get("ssl_check_hostname", "1").upper() not in (*FALSE, *TRUE):
+        raise Misconfigured("ssl_check_hostname is true (by default) or false")
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
         raise Misconfigured("ssl_keyfile has no effect without ssl_certfile; name the certificate too")
     options = {

@@ -200,6 +200,7 @@ OPTIONS = [
     ),
     ("redis://h/0?ssl_ca_certs=x", "ssl_ca_certs is an option of TLS, which this url does not speak; write rediss://"),
     ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
+    ("rediss://h/0?ssl_check_hostname=off", "ssl_check_hostname is true (by default) or false"),
     ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
     ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none is no file that this"),
     ("sqlite:///a#b/ledger.db#s3cret", "url sqlite:///a#b/ledger.db: an SQLite url ends with its path; remove #"),
