@@ -25,10 +25,11 @@ _SEARCHES: tuple[Any, ...] = (_bootstrap, importlib.util)
 it."""
 
 UNSEEN = (
-    "aiosonic", "curl_cffi", "cycletls", "geventhttpclient", "grpclib.client", "hrequests", "httpcloak", "httpmorph",
-    "httpr", "httpunk", "impit", "noble_tls", "primp", "pycurl", "pyqwest", "pyreqwest", "rnet", "tls_client",
-    "tls_requests", "tornado.simple_httpclient", "twisted.web.client", "websocket._core", "websockets.asyncio.client",
-    "websockets.legacy.client", "websockets.sync.client", "wreq", "zapros",
+    "aioquic.asyncio.client", "aiosonic", "asks", "blacksheep.client", "curl_cffi", "cycletls", "geventhttpclient",
+    "grpclib.client", "hrequests", "httpcloak", "httpmorph", "httpr", "httpunk", "httpx_socks", "impit", "lomond",
+    "noble_tls", "picows", "primp", "pycurl", "pyqwest", "pyreqwest", "rnet", "tls_client", "tls_requests",
+    "tornado.simple_httpclient", "twisted.web.client", "websocket._core", "websockets.asyncio.client",
+    "websockets.legacy.client", "websockets.sync.client", "wreq", "ws4py.client", "zapros",
 )  # fmt: skip
 """Libraries with network code of their own, which has no place to patch."""
 

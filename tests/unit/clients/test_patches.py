@@ -124,7 +124,7 @@ def test_a_library_that_was_found_before_all_was_taken_off_is_left_alone(made: s
     assert library.Client().say("a") == "a"
 
 
-@pytest.mark.parametrize("module", ["pycurl", "websocket._core"])
+@pytest.mark.parametrize("module", ["pycurl", "websocket._core", "blacksheep.client"])
 def test_a_library_that_has_no_place_to_patch_is_named_once(
     module: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, patches: Patches
 ) -> None:
