@@ -46,8 +46,8 @@ RETRY_AFTER = Field(header="retry-after", form="seconds")
 RETRY_AFTER_MS = Field(header="retry-after-ms")
 """As Azure and OpenAI have it, with or without Retry-After."""
 
-OLDER_REMAINING = LevelRule(Field(header="ratelimit-remaining"))
-"""What remains, in the drafts of the RateLimit fields before the seventh."""
+OLDER_REMAINING, OLDER_RESET = LevelRule(Field(header="ratelimit-remaining")), Field(header="ratelimit-reset")
+"""What remains, and until when, in the drafts of the RateLimit fields before the seventh."""
 
 FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
 """A bare number of this size or more is a time since 1970, in seconds or in ms: no wait lasts 31 years."""
@@ -214,11 +214,9 @@ class Answer:
         """Each policy in `RateLimit`, with what `RateLimit-Policy` says of it (draft-ietf-httpapi-ratelimit-headers).
         In draft 7 policies have no name: the limit in `RateLimit` tells which one it is about. Older drafts have a
         header for each of its figures."""
-        older, resets = self._headers.get("ratelimit-limit", ""), self._headers.get("ratelimit-reset", "")
-        waits_s = (_whole(wait, math.ceil) for wait in resets[:MAX_HEADER_LENGTH].split(", "))
-        reset = max((wait_s for wait_s in waits_s if wait_s is not None), default="")
-        remaining, _ = self.remaining(OLDER_REMAINING)
-        text = self._headers.get("ratelimit") or f"limit={older}, remaining={remaining}, reset={reset}"
+        older, (remaining, _) = self._headers.get("ratelimit-limit", ""), self.remaining(OLDER_REMAINING)
+        text = self._headers.get("ratelimit") or f"limit={older}, remaining={remaining}"
+        older_reset_ms = None if "ratelimit" in self._headers else self.moment_ms(OLDER_RESET, "")
         more_text = self._headers.get("ratelimit-policy") or older
         items = _items(text) or _item_of_draft_7(text)
         described = _items(more_text) or _policies_of_draft_7(more_text)
@@ -231,7 +229,8 @@ class Answer:
             remaining = _whole(figures.get("r"))
             if remaining is not None:
                 window_ms = _whole(figures.get("w"), lambda seconds: math.ceil(seconds * SECOND_MS))
-                limit, reset_ms = _whole(figures.get("q")), self._moment_ms(figures.get("t"))
+                limit = _whole(figures.get("q"))
+                reset_ms = self._moment_ms(figures["t"]) if "t" in figures else older_reset_ms
                 is_only = not has_several and bool(same or not described)
                 counts_calls = all(each.get("qu", "requests") == "requests" for each in (figures, *same))
                 state = PoolState(name, remaining, limit, reset_ms, window_ms)

@@ -336,8 +336,9 @@ def test_several_policies_speak_of_several_buckets() -> None:
     book = a_book(buckets='[buckets.day]\nquota = 9\nresets = "24h"')
     level = Level("day", 3, None, NOW_MS + 9_000)
     assert read(book, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (level,)
-    older = {"RateLimit-Limit": "9, 9;w=86400", "RateLimit-Remaining": "5, 3", "RateLimit-Reset": "7, 8.1"}
-    for headers in ({"RateLimit": "limit=9, remaining=3.9, reset=9"}, older, older | {"RateLimit-Limit": "9"}):
+    older = {"RateLimit-Limit": "9, 9;w=86400", "RateLimit-Remaining": "5, 3", "RateLimit-Reset": "7, 9.0"}
+    dated = older | {"RateLimit-Reset": "Wed, 18 Nov 2026 11:06:49 GMT"}
+    for headers in ({"RateLimit": "limit=9, remaining=3.9, reset=9"}, older, older | {"RateLimit-Limit": "9"}, dated):
         (of_day,) = read(book, 200, headers).levels
         assert of_day._replace(window_ms=None) == level._replace(limit_units=9)
     assert read(book, 200, older | {"RateLimit-Limit": "9;w=60"}).levels == (), "of another window"
