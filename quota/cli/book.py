@@ -451,6 +451,7 @@ def _meaning(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int,
     status, headers, body, _ = read_answer(answer)
     head = body[:MAX_BODY_BYTES]  # as much of it as the transports look at
     meaning = upstream_of(book).read(status, headers, head, method=method, at_ms=at_ms)
+    meaning = meaning._replace(free=meaning.free and (status != 206 or book.answers.frees(status)))
     missing = [NO_USAGE]
     if (used := book.answers.units) is not None:
         fields = {name.lower(): value for name, value in headers.items()}

@@ -219,9 +219,7 @@ class Attempt:
             shown = shorten(redact(value), 60)
             detail = "it is of no bucket or window of the book, or no possible number or time; it changes nothing"
             _warn_once("header_unread", detail, book.name, header, header=header, value=shown)
-        # All answers of a status may be free, whatever their bodies say.
-        frees = any(match.status == status and not match.reads_body for match in book.answers.free)
-        meaning = meaning._replace(free=meaning.free and (whole or frees))
+        meaning = meaning._replace(free=meaning.free and (whole or book.answers.frees(status)))
         if not meaning.levels:
             return meaning
         return meaning.with_evidence(self._budget.levels.news(self.decision, meaning.levels, at_ms))

@@ -434,6 +434,10 @@ class AnswerRules(NamedTuple):
     free: tuple[Match, ...] = ()
     closed: tuple[ClosedRule, ...] = ()
 
+    def frees(self, status: int) -> bool:
+        """Whether all answers with this status are free, whatever their bodies say."""
+        return any(match.status == status and not match.reads_body for match in self.free)
+
     def reads_body(self, status: int) -> bool:
         """Whether the gate must read the body of an answer with this status before the caller does. For `units` it
         reads along with the caller."""

@@ -45,7 +45,7 @@ remaining = "X-RateLimit-Remaining"
 limit = "X-RateLimit-Limit"
 reset = { header = "X-RateLimit-Reset", as = "seconds" }
 units = { json = "/cost" }
-free = [{ status = 304 }]
+free = [{ status = 304 }, { body = "cached" }]
 """
 
 TRY = ("book", "try", "--book", "github.toml")
@@ -113,7 +113,8 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert meanings(200, **{**limited, "X_RateLimit_Limit": 0}, X_RateLimit_Remaining=0) == [
         "the answer changes nothing"
     ]
-    assert meanings(304) == ["upstream does not count it: its charge is refunded"]
+    assert meanings(304) == meanings(200, "cached") == ["upstream does not count it: its charge is refunded"]
+    assert meanings(206, "cached") == ["the answer changes nothing"]
     why = "is of no bucket or window of the book, or no possible number or time; it changes nothing"
     unread = meanings(200, **limited, X_RateLimit_Remaining=["1,000", "few"])
     assert unread == [f"x-ratelimit-remaining: '1,000, few' {why}"]
