@@ -274,7 +274,10 @@ class Answer:
         if not isinstance(value, str):
             return None
         match = field.pattern.search(value[:MAX_HEADER_LENGTH])
-        return None if match is None else match.groupdict().get(group)
+        if match is None:
+            self._note_unread(field.header, value)
+            return None
+        return match.groupdict().get(group)
 
     def _once(self, field: Field, group: str) -> object:
         """The value, where it cannot free units: a header that was sent several times with one value is read once."""

@@ -256,6 +256,8 @@ def test_a_header_that_cannot_be_read_is_named(header: str) -> None:
     for name, text in (*((header, text) for text in ("soon", "", "1e99", "1" * 20)), *several):
         assert read(GITHUB, 429, {name: text}, SPENT).unread == {name.lower(): text}
     assert not any(read(GITHUB, 429, {header: text}, SPENT).unread for text in ("3.0", "3e-01", ".3", '"3"'))
+    odd = {"Sforce-Limit-Info": "api-usage=1,234/15,000"}
+    assert read(load_book("salesforce"), 200, odd).unread == {"sforce-limit-info": "api-usage=1,234/15,000"}
     for odd in {"X-RateLimit-Reset": "9" * 10}, {"X-RateLimit-Remaining": "9", "X-RateLimit-Limit": "8"}:
         assert read(GITHUB, 200, odd).unread == dict([(name.lower(), text) for name, text in odd.items()][:1])
 
