@@ -126,6 +126,7 @@ def check_(schema: bool, show: bool, form: str, config: str | None) -> int:
         keyless = [name for name in passed if not _may_call(session, name)]
     served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
     left_out = [name for name in credentials if name not in passed]
+    late = [name for name in passed if credentials[name].key_ref is None and credentials[name].auth_ref == "adc"]
 
     def shown() -> None:
         for finding in findings:
@@ -139,6 +140,8 @@ def check_(schema: bool, show: bool, form: str, config: str | None) -> int:
         if "error" not in levels:
             if served:
                 say(f"`quota proxy` serves {listed(served)}")
+            if late:
+                say(f"`quota proxy` looks for the account of {listed(late)} when it starts")
             if keyless:
                 say(f"`quota proxy` does not serve {listed(keyless)}: the key or account cannot be read")
             if left_out:

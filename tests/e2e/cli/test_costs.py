@@ -207,3 +207,5 @@ def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> Non
     for secret in ('key = "env:NO_SUCH_KEY"', 'auth = "service-account:bare.toml"'):
         quota.configure(f'[credentials.hub]\napi = "github.toml"\n{secret}\n')
         assert quota("check").stdout.endswith("`quota proxy` does not serve hub: the key or account cannot be read\n")
+    quota.configure('[credentials.main]\napi = "youtube-v3"\nauth = "adc"\n')
+    assert quota("check").stdout.splitlines()[-1] == "`quota proxy` looks for the account of main when it starts"
