@@ -47,7 +47,7 @@ def entries(project: Project, after: Id = START) -> Iterator[Entry]:
         is_past = after < trimmed
         piece = log.past(name, after, trimmed, MAX_READ) if is_past else log.read(name, after, END, MAX_READ)
         if not is_past:
-            trimmed = begin(log, name).trimmed
+            trimmed = begin(log, name, api=project.api).trimmed
             if after < trimmed:
                 continue  # the next entries are in the past now
         yield from piece
