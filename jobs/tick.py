@@ -183,7 +183,7 @@ def _look_ahead(session: Session, jobs: Sequence[str], how: How) -> list[int]:
             settings = job_called(session.settings, job)
             try:
                 project = session.credential(settings.credential).project
-                if how.clock is None and (why := session.ledger.unwritable(project)):  # the copy could be charged
+                if session.clock is None and (why := session.ledger.unwritable(project)):  # the copy could be charged
                     raise LedgerError(why)
                 fetch, _ = functions_of(session.settings, settings)  # a copy has no sink
                 ahead = look_ahead(copy, job, fetch, how.regions, {} if how.here else away_now(session, settings))
