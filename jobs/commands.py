@@ -15,7 +15,7 @@ from typing import Any, Literal
 import click
 
 import quota
-from quota.cli.options import PATH, Listen, config_option, duration_ms, format_option, listen_option, textfile_option
+from quota.cli.options import PATH, Listen, duration_ms, listen_option, shared
 from quota.cli.output import (
     announce,
     log_to_stderr,
@@ -40,8 +40,7 @@ FROM: dict[str, Literal["next"] | None] = {"now": None, "empty": "next"}
 
 @click.command("schedule")
 @click.option("--crontab", "prints", is_flag=True, help="Print crontab lines that run the jobs, and nothing else.")
-@textfile_option
-@config_option
+@shared("textfile", "config")
 def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
@@ -76,8 +75,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     help="Whole days in upstream's zone to look ahead, after the rest of today.  [default: 7, more for longer windows]",
 )
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
-@format_option
-@config_option
+@shared("format", "config")
 def plan(days: int | None, begin: str, form: str, config: str | None) -> int:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
@@ -122,7 +120,7 @@ def plan(days: int | None, begin: str, form: str, config: str | None) -> int:
 @listen_option(API_LISTENS)
 @click.option("--hostname", "names", multiple=True, metavar="NAME", help="A name for this server; may be repeated.")
 @click.option("--unlimited", is_flag=True, help="Serve other machines without a rule.")
-@config_option
+@shared("config")
 def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
     """Serve the local store as an HTTP API: rankings, search and channels, with upstream's field names.
 
@@ -229,7 +227,7 @@ def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
     metavar="N",
     help="Enforce a limit of N units a day.",
 )
-@format_option
+@shared("format")
 def demo(keep: str | None, units: int, form: str) -> int:
     """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
 

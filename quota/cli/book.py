@@ -17,15 +17,7 @@ import click
 
 import quota
 from quota.cli.drafts import draft, read_answer
-from quota.cli.options import (
-    PATH,
-    Group,
-    apart,
-    book_credential_option,
-    config_option,
-    format_option,
-    rows_format_option,
-)
+from quota.cli.options import PATH, Group, apart, shared
 from quota.cli.output import fail_each, print_as, say
 from quota.common.clock import NEVER, host_clock, moment
 from quota.common.redact import redact
@@ -46,9 +38,7 @@ NAMED = "NAME|FILE"
 
 @click.command()
 @click.argument("method", required=False)
-@book_credential_option
-@rows_format_option
-@config_option
+@shared("credential-of-book", "format-of-rows", "config")
 def costs(method: str | None, credential: str | None, form: str, config: str | None) -> None:
     """Show the cost of each API method, or of METHOD alone.
 
@@ -82,7 +72,7 @@ def book() -> None:
 
 
 @book.command("list")
-@rows_format_option
+@shared("format-of-rows")
 def list_(form: str) -> None:
     """List the shipped cost books: their buckets, windows and age.
 
@@ -105,7 +95,7 @@ def list_(form: str) -> None:
 @book.command("show")
 @click.argument("name", metavar=NAMED, type=PATH)
 @click.argument("method", required=False)
-@rows_format_option
+@shared("format-of-rows")
 def show_(name: str, method: str | None, form: str) -> None:
     """Show the price of each method in a cost book, or of METHOD alone.
 
@@ -146,9 +136,7 @@ def check(file: str) -> int:
 @click.argument("request_", metavar="REQUEST")
 @click.option("--answer", metavar="FILE", type=click.Path(), help="Also show what this recorded answer means.")
 @click.option("--book", "name", metavar=NAMED, type=PATH, help="This cost book, instead of a credential's.")
-@book_credential_option
-@format_option
-@config_option
+@shared("credential-of-book", "format", "config")
 def try_(
     request_: str, answer: str | None, name: str | None, credential: str | None, form: str, config: str | None
 ) -> None:
@@ -180,7 +168,7 @@ def try_(
 @book.command("diff")
 @click.argument("old", metavar="OLD", type=PATH)
 @click.argument("new", metavar="NEW", type=PATH)
-@format_option
+@shared("format")
 def diff(old: str, new: str, form: str) -> None:
     """Show how two cost books differ.
 

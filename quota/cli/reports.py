@@ -12,20 +12,7 @@ import click
 
 import quota
 from quota.budget import Budget, project_of
-from quota.cli.options import (
-    apart,
-    clock_option,
-    config_option,
-    credential_option,
-    dry_run_option,
-    duration_ms,
-    format_option,
-    lines_format_option,
-    list_options,
-    only_credential_option,
-    only_job_option,
-    rows_format_option,
-)
+from quota.cli.options import apart, duration_ms, list_options, shared
 from quota.cli.output import (
     fail,
     new_console,
@@ -79,9 +66,7 @@ T = TypeVar("T")
 @click.option(
     "--check", "checks", is_flag=True, help="Exit 75 if a credential admits no call, or none of its jobs could go on."
 )
-@clock_option
-@format_option
-@config_option
+@shared("clock", "format", "config")
 def status(watch: bool, checks: bool, at: str | None, form: str, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
@@ -167,9 +152,7 @@ def _watch(session: Session, as_json: bool) -> None:
 @click.option("--by", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.  [default: method]")
 @list_options(since="24h", limit=None)
 @click.option("--bought", is_flag=True, help="Show what the units bought, by job and page number.")
-@only_credential_option
-@rows_format_option
-@config_option
+@shared("only-credential", "format-of-rows", "config")
 def spend(
     *,
     by: str | None,
@@ -328,9 +311,7 @@ def _show_bought(since: str, since_ms: int, job: str | None, limit: int | None, 
 @list_options(since="24h", limit=None)
 @click.option("--method", metavar="M", help="Only calls of this API method.")
 @click.option("--refused", is_flag=True, help="Show refused calls instead: the last 100 of a project.")
-@only_credential_option
-@lines_format_option
-@config_option
+@shared("only-credential", "format-of-lines", "config")
 def log(
     *,
     since: str,
@@ -486,10 +467,7 @@ def _refusals_table(refusals: Sequence[KeptRefusal]) -> Table:
 @click.command()
 @click.argument("charge_id", metavar="[ID]", required=False)
 @click.option("--last", is_flag=True, hidden=True)  # what it does without ID: other programs call it so
-@only_job_option
-@only_credential_option
-@format_option
-@config_option
+@shared("only-job", "only-credential", "format", "config")
 def explain(
     charge_id: str | None, last: bool, job: str | None, credential: str | None, form: str, config: str | None
 ) -> None:
@@ -537,9 +515,7 @@ def explain(
 @click.command()
 @click.argument("bucket")
 @click.option("--because", required=True, metavar="TEXT", help="Why upstream will admit calls again.")
-@dry_run_option
-@credential_option
-@config_option
+@shared("dry-run", "credential", "config")
 def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, config: str | None) -> None:
     """Open a bucket that upstream reported as used up. Its limits still apply, and units used by others stay counted.
 
