@@ -16,7 +16,7 @@ from quota.common.files import make_folder
 from quota.common.text import listed, many, members
 from quota.deciding import repairs
 from quota.deciding.fence import FenceLostError
-from quota.deciding.moves import Moved, Step, carry_out, charges_in, plan_move
+from quota.deciding.moves import Step, carry_out, charges_in, plan_move
 from quota.deciding.repairs import Ahead
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.ledger.factory import file_of, open_ledger
@@ -73,7 +73,9 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
             projects = _held(source, target) or projects
         steps = plan_move(source, target, projects)
         if dry_run:
-            _show_steps(source, target, steps, form)
+            steps = [step._replace(charges=charges_in(source, step.project)) for step in steps]
+            if not _printed(source, target, steps, form, done=False):
+                say("nothing was changed")
             return 0
         if not confirmed(f"Move {listed(projects)} from {source.label} to {target.label}?", yes=yes):
             say("nothing was changed", err=form == "json")
@@ -83,10 +85,8 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
     finally:
         source.close()
         target.close()
-    rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in moved]
-    if print_as(form, {"old": source.label, "new": target.label, "projects": rows}):
+    if _printed(source, target, moved, form, done=True):
         return 0
-    say(*(_line_of(source, target, project) for project in moved))
     if left:
         say(f"not moved, because other configurations have them: {listed(left)}; --all moves them too")
     ours = settings.ledger
@@ -105,29 +105,23 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
     return 0
 
 
-def _show_steps(source: Log, target: Log, steps: Sequence[Step], form: str) -> None:
-    """Print the steps of a move."""
-    charges = {step.project: charges_in(source, step.project) for step in steps}
-    rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": charges[x.project]} for x in steps]
-    if print_as(form, {"old": source.label, "new": target.label, "dry_run": True, "projects": rows}):
-        return
-    says = {"nothing": "holds nothing", "moved already": f"moved already to {target.label}"}
+def _printed(source: Log, target: Log, steps: Sequence[Step], form: str, *, done: bool) -> bool:
+    """Print the steps of a move, or with `done` what came of them. Whether they are for programs."""
+    rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in steps]
+    data = {"old": source.label, "new": target.label, **({} if done else {"dry_run": True}), "projects": rows}
+    if print_as(form, data):
+        return True
+    says = {
+        "nothing": f"holds nothing; {source.label} takes no more charges of it" if done else "holds nothing",
+        "moved already": f"moved already to {target.label}",
+    }
     for step in steps:
-        would = f"{many(charges[step.project], 'charge')} would move to {target.label}"
-        say(f"project {step.project}: {says.get(step.kind, would)}")
-    say("nothing was changed")
+        moved = f"{many(step.charges, 'charge')} {'moved' if done else 'would move'} to {target.label}"
+        say(f"project {step.project}: {says.get(step.kind, moved)}")
+    return False
 
 
 _OUTCOMES = {"nothing": "empty", "move": "moved", "go on": "moved", "moved already": "already-moved"}
-
-
-def _line_of(source: Log, target: Log, moved: Moved) -> str:
-    project = f"project {moved.project}:"
-    if moved.kind == "moved already":
-        return f"{project} moved already to {target.label}"
-    if moved.kind == "nothing":
-        return f"{project} holds nothing; {source.label} takes no more charges of it"
-    return f"{project} {many(moved.charges, 'charge')} moved to {target.label}"
 
 
 def _movable(name: str, url: str, settings: Settings) -> Log:
@@ -149,7 +143,7 @@ def _label(url: str) -> str:
     return ledger.label
 
 
-def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Moved]:
+def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Step]:
     say_progress = now_and_then()
 
     def progress(project: str, entries: int) -> None:

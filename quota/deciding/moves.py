@@ -47,18 +47,11 @@ Kind = Literal["nothing", "move", "go on", "moved already"]
 
 
 class Step(NamedTuple):
-    """The task for one project."""
+    """The task for one project, or what was done, with the number of its charges in the old ledger."""
 
     project: str
     kind: Kind
-
-
-class Moved(NamedTuple):
-    """The result for one project, and the number of its charges in the old ledger."""
-
-    project: str
-    kind: Kind
-    charges: int
+    charges: int = 0
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -106,13 +99,13 @@ def _one_ledger(old: Log, new: Log, project: str) -> QuotaError:
 # -- doing it ----------------------------------------------------------------------------------------------------------
 
 
-def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Moved:
+def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Step:
     """Do one step of a plan, unless another process does it meanwhile.
 
     Raises LedgerError if a ledger does not answer, FenceLostError if another process works on one of the logs, and
     QuotaError if that process has moved it elsewhere.
     """
-    project, kind = step
+    project, kind, _ = step
     for tries_left in reversed(range(MAX_TRIES)):
         try:
             if kind == "nothing":
@@ -124,7 +117,7 @@ def carry_out(old: Log, new: Log, step: Step, progress: Progress) -> Moved:
             kind = _kind(old, new, project)
             if not tries_left and kind != "moved already":
                 raise
-    return Moved(project, kind, charges_in(old, project))
+    return Step(project, kind, charges_in(old, project))
 
 
 def _close(old: Log, new: Log, project: str) -> None:

@@ -31,7 +31,7 @@ from contract.log.logs import (
 )
 from quota.deciding import fence as fences
 from quota.deciding.fence import FenceLostError
-from quota.deciding.moves import Moved, Step, carry_out, plan_move
+from quota.deciding.moves import Step, carry_out, plan_move
 from quota.errors import LedgerError, QuotaError
 from quota.ledger.log import LEASE_MS, Log, is_closed, is_fence, is_seal
 from quota.ledger.state import LONGEST, State
@@ -84,7 +84,7 @@ each_target = pytest.mark.parametrize("pair", [("sqlite", kind) for kind in KIND
 in_files = pytest.mark.parametrize("pair", [("sqlite", "sqlite")], indirect=True, ids="-".join)
 
 
-def move(old: Log, new: Log) -> Moved:
+def move(old: Log, new: Log) -> Step:
     (step,) = plan_move(old, new, [P])
     return carry_out(old, new, step, lambda *_: None)
 
@@ -143,15 +143,15 @@ def is_open(log: Log) -> bool:
 def test_a_move_there_and_back_keeps_all_that_counts(pair: Pair) -> None:
     used(pair.old, pair.clock)
     held = content(pair.old)
-    assert move(pair.old, pair.new) == Moved(P, "move", 5)
+    assert move(pair.old, pair.new) == Step(P, "move", 5)
     assert content(pair.new) == held
     assert pair.old.begin(P).epoch == f"!{pair.new.label}"
     assert is_open(pair.new)
-    assert move(pair.old, pair.new) == Moved(P, "moved already", 5)
+    assert move(pair.old, pair.new) == Step(P, "moved already", 5)
 
     added(pair.new, charge(40))
     held = content(pair.new)
-    assert move(pair.new, pair.old) == Moved(P, "move", 6)
+    assert move(pair.new, pair.old) == Step(P, "move", 6)
     assert content(pair.old) == held
     assert (is_open(pair.old), pair.new.begin(P).epoch) == (True, f"!{pair.old.label}")
     assert move(pair.old, pair.new).kind == "move"
