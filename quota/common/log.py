@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from quota.common.text import quoted, shorten
 
@@ -16,11 +16,25 @@ def warn(event: str, detail: object = "", /, **fields: object) -> None:
 
     if begin is not None:
         begin()
-    logging.getLogger("quota").warning("%s", line(event, **fields) + (f": {detail}" if detail else ""))
+    given = (line(event, **fields), detail) if detail else (line(event, **fields),)
+    logging.getLogger("quota").warning(": ".join(["%s"] * len(given)), *given)
 
 
-def line(event: str, /, **fields: object) -> str:
+class Line(str):
+    """A line of a log, which knows its `event` and its `fields`."""
+
+    event: str
+    fields: Mapping[str, object]
+
+
+def line(event: str, /, **fields: object) -> Line:
     """One line of a log: the stable name of the event, then its fields, except those that are None or "". It cuts long
     values, because a stranger may have sent them."""
-    given = {name: shorten(str(value), 300) for name, value in fields.items() if value not in (None, "")}
-    return " ".join([event, *(f"{name}={quoted(value)}" for name, value in given.items())])
+    given = {
+        name: value if isinstance(value, int) else shorten(str(value), 300)
+        for name, value in fields.items()
+        if value not in (None, "")
+    }
+    written = Line(" ".join([event, *(f"{name}={quoted(value)}" for name, value in given.items())]))
+    written.event, written.fields = event, given
+    return written

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 
 from quota.common.clock import rfc3339
+from quota.common.log import Line, line
 from quota.common.redact import redact
 from quota.common.text import printable
 
@@ -30,7 +30,11 @@ class RedactingFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact `record` in place. A record without secrets stays as it is, and keeps its arguments."""
+        """Redact `record` in place. A record without secrets reads as before."""
+        written, further = line_of(record)
+        if written is not None:
+            fields = {name: redact(text) if isinstance(text, str) else text for name, text in written.fields.items()}
+            record.args = (line(written.event, **fields), *(redact(str(text)) for text in further))
         try:
             message = record.getMessage()
         except Exception:
@@ -84,34 +88,11 @@ def install(*handlers: logging.Handler) -> None:
 
 RESERVED = ("time", "level", "logger", "event", "message", "traceback")
 
-_EVENT = re.compile(r"([a-z]+(?:_[a-z]+)+)(?= \w+=|: |; |$)")
-_FIELD = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|.*?)(?= \w+=|: |; |$)')
-_WHOLE = re.compile(r"-?[0-9]{1,15}")
-_CONSTANTS = {"True": True, "False": False}
 
-
-def parse_line(text: str) -> dict[str, object]:
-    """The event, the fields and the message of one line of the log, as they were given to it."""
-    event = _EVENT.match(text)
-    if event is None:
-        return {"message": text}
-    parsed: dict[str, object] = {"event": event[1]}
-    at = event.end()
-    while (field := _FIELD.match(text, at)) is not None:
-        name, value = field.groups()
-        parsed[f"{name}_" if name in RESERVED else name] = _value(value)
-        at = field.end()
-    rest = text[at:].removeprefix(":").removeprefix(";").strip()
-    return parsed | ({"message": rest} if rest else {})
-
-
-def _value(text: str) -> object:
-    if text.startswith('"'):
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-    return int(text) if _WHOLE.fullmatch(text) else _CONSTANTS.get(text, text)
+def line_of(record: logging.LogRecord) -> tuple[Line | None, list[object]]:
+    """The line of ours in a record, and the further arguments; None if it has none."""
+    first, *further = record.args if isinstance(record.args, tuple) and record.args else (None,)
+    return (first if isinstance(first, Line) else None), further
 
 
 class JsonFormatter(logging.Formatter):
@@ -120,10 +101,12 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         super().format(record)  # it writes the traceback, where the redacting filter has not
         traceback = "\n".join(filter(None, (record.exc_text, record.stack_info)))
-        fields = {
-            "time": rfc3339(int(record.created * 1000)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            **parse_line(record.getMessage()),
-        }
-        return json.dumps(fields | ({"traceback": traceback} if traceback else {}))
+        at = rfc3339(int(record.created * 1000))
+        fields: dict[str, object] = {"time": at, "level": record.levelname.lower(), "logger": record.name}
+        (written, _), message = line_of(record), record.getMessage()
+        if written is not None:
+            message = message.removeprefix(written).removeprefix(": ")
+            fields["event"] = written.event
+            fields |= {f"{name}_" if name in RESERVED else name: value for name, value in written.fields.items()}
+        further = {"message": message, "traceback": traceback}
+        return json.dumps(fields | {name: text for name, text in further.items() if text})
