@@ -94,9 +94,7 @@ def require_web(*also: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at this address; port 0 takes a free port. Raises UsageError and QuotaError."""
-    if not 0 <= port <= 65_535:
-        raise UsageError(f"port {port}: a port is a number from 0 to 65535")
+    """Listen at this address; port 0 takes a free port. Raises QuotaError."""
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
@@ -185,7 +183,6 @@ def serve(
     It calls `ready` when it serves the socket. Call `serve` in the main thread, before other threads start. Raises
     QuotaError, as `make_app` does.
     """
-    require_web()
     if not logging.getLogger("quota").isEnabledFor(logging.INFO):
         # `protected` logs failed requests in one line. Strangers can cause uvicorn's other lines.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
