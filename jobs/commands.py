@@ -16,15 +16,7 @@ import click
 
 import quota
 from quota.cli.options import PATH, Listen, duration_ms, listen_option, shared
-from quota.cli.output import (
-    announce,
-    log_to_stderr,
-    now_and_then,
-    print_as,
-    print_parts,
-    say,
-    temporary_folder,
-)
+from quota.cli.output import announce, log_to_stderr, now_and_then, print_as, print_parts, say, temporary_folder
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import watching

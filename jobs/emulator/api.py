@@ -13,15 +13,7 @@ from typing import Any
 
 from quota.common.text import number_in
 from quota.jobs.emulator import replies
-from quota.jobs.emulator.catalogue import (
-    INLINE_REPLIES,
-    REGIONS,
-    Catalogue,
-    decode_id,
-    encode_id,
-    replies_to,
-    threads,
-)
+from quota.jobs.emulator.catalogue import INLINE_REPLIES, REGIONS, Catalogue, decode_id, encode_id, replies_to, threads
 from quota.jobs.emulator.replies import Json, Rejected, Reply, etag, or_reject, resource
 
 MAX_IDS = 50

@@ -35,16 +35,7 @@ from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
 from quota.journal.draws import Draws
-from quota.journal.files import (
-    DayFiles,
-    FileLock,
-    Notes,
-    Position,
-    read_record,
-    read_text,
-    record_line,
-    replace_text,
-)
+from quota.journal.files import DayFiles, FileLock, Notes, Position, read_record, read_text, record_line, replace_text
 from quota.ledger.factory import Identity, hash_of
 from quota.rules.entry import START, Entry, Id, packed, unpacked
 from quota.rules.facts import Facts, union

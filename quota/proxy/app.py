@@ -45,15 +45,7 @@ from quota.common.text import describe, nearest, show
 from quota.dashboard.reading import read_samples
 from quota.decision import Decision
 from quota.errors import ConfigError, CostExceedsLimit, LedgerError, QuotaError, Refused, UsageError
-from quota.proxy.asked import (
-    Asked,
-    CallerGoneError,
-    CallerSide,
-    Fields,
-    UnfitError,
-    asked_of,
-    without_hops,
-)
+from quota.proxy.asked import Asked, CallerGoneError, CallerSide, Fields, UnfitError, asked_of, without_hops
 from quota.reports.metrics import MEDIA_TYPE, exposition
 from quota.reports.status import allowances, read_status
 from quota.session import Session, ledger_trouble
