@@ -64,9 +64,8 @@ POLICY = "default-src 'none'; frame-ancestors 'none'"
 def run_api(config: str | None, listen_at: Listen, names: Sequence[str], *, unlimited: bool) -> None:
     """Serve until a signal ends it. Prints the line with the address. Raises QuotaError."""
     host, port = listen_at
-    with quota.open(config) as session:  # a mistake in the configuration ends the command before it listens
-        settings = session.settings
-    rules = rules_of(settings, exempt=NOT_LIMITED)
+    session = quota.open(config)  # a mistake in the configuration ends the command before it listens
+    settings, rules = session.settings, rules_of(session.settings, exempt=NOT_LIMITED)
     needs_limits = not (unlimited or is_loopback(host))
     for path in ASKED if needs_limits else ():
         limiting = () if rules is None else rules.find("GET", path)
@@ -78,8 +77,7 @@ def run_api(config: str | None, listen_at: Listen, names: Sequence[str], *, unli
     hosts = {*map(_host_name, names), *(names_of(host) if is_loopback(host) else ())}
 
     def make() -> App:
-        session = quota.open(config)
-        app, rules = make_app(session), rules_of(session.settings, exempt=NOT_LIMITED)
+        app = make_app(session)
         return protected(app if rules is None else asgi(app, rules), hosts=hosts or None, policy=POLICY)
 
     with listen(host, port) as listener:

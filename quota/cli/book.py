@@ -24,7 +24,7 @@ from quota.common.redact import redact
 from quota.common.text import listed, many, members, nearest, one_line, show
 from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import evidence_of
-from quota.settings.books import book_names, book_tables, load_book
+from quota.settings.books import book_and_tables, book_names, load_book
 from quota.terms.api import NO_BODY, VERBS, Hosts
 from quota.terms.costs import CostBook, Price
 from quota.terms.limits import leaves_at
@@ -106,8 +106,8 @@ def show_(name: str, method: str | None, form: str) -> None:
       quota book show youtube-v3-buckets
       quota book show github --json | jq '.definition.routes'
     """
-    definition = {"definition": book_tables(name)} if form == "json" and method is None else {}
-    print_prices(load_book(name), method, form, also=definition)
+    shown, definition = book_and_tables(name)
+    print_prices(shown, method, form, also={"definition": definition} if method is None else {})
 
 
 @book.command("check")
@@ -178,7 +178,7 @@ def diff(old: str, new: str, form: str) -> None:
     Example:
       quota book diff youtube-v3 ./youtube-v3.toml
     """
-    before, after = (dict(_flat("", book_tables(name))) for name in (old, new))
+    before, after = (dict(_flat("", book_and_tables(name)[1])) for name in (old, new))
     changed = [what for what in dict.fromkeys((*before, *after)) if before.get(what) != after.get(what)]
     rows = [{"what": what, "old": before.get(what), "new": after.get(what)} for what in changed]
     both = {what for what in before if what.startswith("routes.") and what in after}

@@ -296,8 +296,10 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
     except OSError as error:
         refunded = ""
         if decision.id is not None:
-            with quota.open(config) as session:  # the command did not start, so no call left
-                session.budget(credential).refund(decision.id)
+            from quota.session import Session  # late: `--help` needs none
+
+            with Session(session.settings) as again:  # the command did not start, so no call left
+                again.budget(credential).refund(decision.id)
             refunded = "; the charge was refunded"
         return _not_started(command, error, refunded)
 

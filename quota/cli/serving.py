@@ -90,11 +90,10 @@ def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config:
     from quota.proxy.app import make_app
 
     log_to_stderr()
-    with quota.open(config) as session:  # a wrong configuration fails before the server listens
-        source = session.settings.source
+    session = quota.open_async(config)  # a wrong configuration fails before the server listens
     with ExitStack() as stack:
         listener = stack.enter_context(listen(host, port) if unix is None else listening_at(unix))
         address = address_of(listener)
         hosts = names_of(host) if unix is None and is_loopback(host) else None
-        app = partial(make_app, quota.open_async(config), hosts, secret)
+        app, source = partial(make_app, session, hosts, secret), session.settings.source
         serve(app, listener, ready=lambda: announce(f"quota proxy: {address} ({source})"), passes_on=True)

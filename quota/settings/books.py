@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from quota.common.files import list_names, read_text
 from quota.common.text import nearest, one_line, show
@@ -81,13 +81,13 @@ def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str
     return parse_toml(text, source), name, source
 
 
-def book_tables(name: str) -> dict[str, object]:
-    """The tables of a book's file, with dates as text, for programs in other languages. Raises as `load_book` does."""
+def book_and_tables(name: str) -> tuple[CostBook, dict[str, object]]:
+    """A cost book, and the tables of its file with dates as text, for programs in other languages. A shell's `<(...)`
+    can be read once. Raises as `load_book` does."""
     import json  # late: few processes need it
 
-    load_book(name)
-    tables, _, _ = _tables(name, None)
-    return cast("dict[str, object]", json.loads(json.dumps(tables, default=lambda day: day.isoformat())))
+    tables, title, source = _tables(name, None)
+    return book_of(tables, title, source), json.loads(json.dumps(tables, default=lambda day: day.isoformat()))
 
 
 def book_names() -> list[str]:

@@ -194,8 +194,9 @@ def test_exec_hands_its_command_the_signals_as_a_shell_does(quota: Quota) -> Non
 
 def test_exec_gives_back_a_charge_whose_command_could_not_start(quota: Quota) -> None:
     quota.configure(SMALL)
-    done = quota("exec", "search.list", "--", "no-such-command")
-    assert "the charge was refunded" in one_line(done, 127)
+    for exec_it in ("quota exec", "cat quota.toml | quota exec --config /dev/stdin"):  # which can be read once
+        done = quota.shell(f"{exec_it} search.list -- no-such-command")
+        assert "the charge was refunded" in one_line(done, 127)
     assert quota.json("spend")["total_units"] == 0
 
 

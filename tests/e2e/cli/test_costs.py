@@ -209,3 +209,12 @@ def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> Non
         assert quota("check").stdout.endswith("`quota proxy` does not serve hub: the key or account cannot be read\n")
     quota.configure('[credentials.main]\napi = "youtube-v3"\nauth = "adc"\n')
     assert quota("check").stdout.splitlines()[-1] == "`quota proxy` looks for the account of main when it starts"
+
+
+def test_a_book_is_read_once(quota: Quota) -> None:
+    """A pipe, as of `quota book diff github <(git show ...)`, can be read no second time."""
+    (quota.folder / "book.toml").write_text(BOOK)
+    read = "cat book.toml | quota book"
+    done = quota.shell(f"{read} diff ./book.toml /dev/stdin && {read} show /dev/stdin --json")
+    same, _, shown = done.stdout.partition("\n")
+    assert (same, json.loads(shown)["definition"]["api"], done.stderr) == ("no difference", "github", "")

@@ -13,6 +13,7 @@ import pytest
 
 from quota.errors import QuotaError
 from quota.web import serving
+from support.commands import Quota
 from support.servers import until
 from support.web import Served, hanging
 
@@ -159,3 +160,13 @@ def test_port_0_takes_a_free_one(host: str) -> None:
         address = serving.address_of(listener)
         assert int(address.rpartition(":")[2]) > 0
         assert address.startswith(("http://127.0.0.1:", "http://[::1]:"))
+
+
+@pytest.mark.parametrize("command", ["dashboard", "proxy", "serve"])
+def test_a_server_reads_its_configuration_once(quota: Quota, command: str) -> None:
+    """A pipe, as of `quota proxy --config <(...)`, can be read no second time."""
+    reader, writer = os.pipe()
+    os.write(writer, b'[credentials.hub]\napi = "github"\n')
+    os.close(writer)
+    with Served(quota.start(command, "--listen", "127.0.0.1:0", "--config", "/dev/stdin", stdin=reader)) as served:
+        assert served.end(signal.SIGTERM) == (0, "")

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from quota.common.files import read_text
-from quota.settings.books import book_names, book_tables
+from quota.settings.books import book_and_tables, book_names
 from quota.terms.api import VERBS, Form
 from quota.terms.limits import PERIODS, WEEKDAYS
 
@@ -32,7 +32,7 @@ def test_each_choice_is_the_readers() -> None:
 
 @pytest.mark.parametrize("name", book_names())
 def test_each_shipped_book_is_valid(name: str) -> None:
-    assert [error.message for error in VALIDATOR.iter_errors(book_tables(name))] == []
+    assert [error.message for error in VALIDATOR.iter_errors(book_and_tables(name)[1])] == []
 
 
 WRONG: list[tuple[tuple[str, ...], Any]] = [
@@ -59,7 +59,7 @@ WRONG: list[tuple[tuple[str, ...], Any]] = [
 
 @pytest.mark.parametrize(("place", "value"), WRONG)
 def test_an_unknown_key_of_a_book_is_invalid(place: tuple[str, ...], value: object) -> None:
-    book: dict[str, Any] = copy.deepcopy(book_tables("github"))
+    book: dict[str, Any] = copy.deepcopy(book_and_tables("github")[1])
     table = book
     for key in place[:-1]:
         table = table[key]
