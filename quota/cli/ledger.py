@@ -65,7 +65,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
       quota ledger move redis://a/0 env:NEW_LEDGER --all
     """
     with quota.open(config) as session:
-        settings = session.settings
+        settings, configured = session.settings, session.ledger.label
     source, target = _movable("OLD", old, settings), _movable("NEW", new, settings)
     try:
         projects = list(dict.fromkeys(x.project for x in settings.credentials.values()))
@@ -89,8 +89,8 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
         return 0
     if left:
         say(f"not moved, because other configurations have them: {listed(left)}; --all moves them too")
-    ours = settings.ledger
-    if target.label != _label(ours.url):
+    if target.label != configured:
+        ours = settings.ledger
         has_all = target.label == new and ("url" not in dict(ours.secrets) or new == completed(new, ours.url))
         with_secrets = "" if has_all or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
@@ -135,12 +135,6 @@ def _movable(name: str, url: str, settings: Settings) -> Log:
         return open_ledger(absolute(url, Path.cwd()) if is_file else completed(url, settings.ledger.url))
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
-
-
-def _label(url: str) -> str:
-    ledger = open_ledger(url)
-    ledger.close()
-    return ledger.label
 
 
 def _carry_out(source: Log, target: Log, steps: Sequence[Step]) -> list[Step]:
