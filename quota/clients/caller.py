@@ -1,4 +1,4 @@
-"""Signs requests of clients other than Google's: it signs a request to the API's hosts as it leaves, and no other.
+"""Signs requests: it signs a request to the API's hosts as it leaves, and no other.
 
 A redirect is a new request. So no other host sees the key, whatever a client does with its headers.
 """
@@ -36,17 +36,15 @@ class Caller:
     googles: bool = False
 
     def __post_init__(self) -> None:
-        self._takes_secret = partial(Hosts(self.hosts).serve, any_port=False)
+        self.takes_secret = partial(Hosts(self.hosts).serve, any_port=False)
 
     def signed(self, verb: str, url: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The URL and the headers as they leave. Raises ConfigError for a request that would expose a secret on its
         way, and google-auth's own error if there is no token."""
         signed = dict(headers)
-        if not self.signs or not self._takes_secret(url):
+        if not self.signs or not self.takes_secret(url):
             return url, signed
-        if not self.insecure and is_readable_on_the_way(url):
-            why = f"{show(redact(url))} would get the secret in plain text"
-            raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
+        self.check(url)
         if self.googles:  # a credential of the program's own would leave beside ours
             signed = {name: value for name, value in signed.items() if name.lower() not in GOOGLES_HEADERS}
             url = with_query(url, without=GOOGLES_FIELDS) if "?" in url else url
@@ -63,6 +61,12 @@ class Caller:
             signed[self.place.header] = f"{self.place.scheme} {self.key}".strip()
         return url, signed
 
+    def check(self, url: str) -> None:
+        """Raises ConfigError for a URL that would get a secret in plain text."""
+        if self.signs and not self.insecure and is_readable_on_the_way(url):
+            why = f"{show(redact(url))} would get the secret in plain text"
+            raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
+
     @property
     def signs(self) -> bool:
         return self.key is not None or self.credentials is not None
@@ -78,7 +82,7 @@ class Caller:
             with suppress(ValueError):  # no address, so nobody follows it
                 headers["location"] = with_query(target, without=(self.place.query,))
         renewable = again and self.credentials is not None and getattr(self.credentials, "renewable", True)
-        if response.status_code != 401 or not renewable or not self._takes_secret(url):
+        if response.status_code != 401 or not renewable or not self.takes_secret(url):
             return response
         response.close()
         with _renewing() as ask:
@@ -96,14 +100,12 @@ def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
 @contextmanager
 def _renewing() -> Iterator[Any]:
     """The transport with which google-auth fetches tokens. It is not metered."""
-    import google_auth_httplib2
-    import httplib2
+    from google.auth.transport.requests import Request
+    from requests import Session
 
-    http = httplib2.Http(timeout=RENEW_S)
-    try:
-        yield google_auth_httplib2.Request(http)
-    finally:
-        http.close()
+    with Session() as session:
+        session.auth = lambda request: request  # else requests reads the login of ~/.netrc
+        yield partial(Request(session), timeout=RENEW_S)
 
 
 RENEW_S = 10.0

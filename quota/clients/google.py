@@ -8,8 +8,8 @@ batches and pages: each attempt passes through it once.
 
     layer            class              what it adds
     HttpRequest      MeteredRequest     records which API method is being sent
-    Http             SessionHttp        keeps the key at the API's own hosts
-    HTTPAdapter      MeteredAdapter     charges each attempt at the GoogleGate, and passes it the answer
+    Http             SessionHttp        limits the answers
+    HTTPAdapter      MeteredAdapter     signs each attempt, charges it at the GoogleGate, and passes it the answer
 
 Importing this file takes a quarter of a second. No module of the package imports it before a call is allowed to leave.
 """
@@ -24,8 +24,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import google_auth_httplib2
-from google.auth.api_key import Credentials as KeyCredentials
 from google.auth.credentials import with_scopes_if_required
 from googleapiclient.discovery import Resource, build_from_document
 from googleapiclient.errors import HttpError
@@ -33,26 +31,24 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
+from quota.clients.caller import Caller
 from quota.clients.deadline import Watch
 from quota.clients.discovery import Routes, description, scopes_of
 from quota.clients.gate import HostGate
 from quota.clients.metering import Attempt, Meter
 from quota.clients.session_http import SessionHttp, checked
 from quota.clients.upstream import Google, Sent
-from quota.common.hosts import default_port, is_http_address, is_loopback, is_readable_on_the_way
+from quota.common.hosts import is_http_address, is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.text import show
 from quota.errors import ConfigError, UsageError
-from quota.terms.api import NO_BODY, Hosts, RequestBody
+from quota.terms.api import GOOGLES_KEY, NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import instance, seconds, text
 
 TIMEOUT_S = 60.0
 
 _SHARED_HOST = "www.googleapis.com"
-"""This host serves all of Google's older APIs, and their token endpoint."""
-
-_TOKEN_PATH = re.compile("(/o)?/oauth2(/v[0-9]+)?/token")
-"""The paths on which that host grants tokens, which costs nothing."""
+"""This host serves all of Google's older APIs."""
 
 
 def service(
@@ -100,25 +96,19 @@ def service(
     document = description(api, version)
     if endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
-        if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
-            why = f"endpoint {redact(endpoint)!r} would get the secret in plain text"
-            raise ConfigError(f"{why}; give an https:// address, or insecure_endpoint = true")
     root: str = document["rootUrl"]
     limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
     gate = GoogleGate(Meter(budget, max_units), document)
-    http = SessionHttp(root, Watch(limits, waiting), timeout_s=timeout_s, gate=gate)
-    authorized: Any = http
     if credentials is not None:
         credentials = with_scopes_if_required(credentials, scopes_of(document))  # type: ignore[no-untyped-call]
-        authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http)
     elif key is not None:
         register(key)
-        # A key cannot be refreshed: repeating the call twice after a 401 would only spend more units.
-        credentials = KeyCredentials(key)  # type: ignore[no-untyped-call]
-        authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http, refresh_status_codes=())
+    hosts, insecure = (urlsplit(root).netloc, *gate.shared), insecure_endpoint and is_readable_on_the_way(root)
+    caller = Caller(hosts, key=key, place=GOOGLES_KEY, credentials=credentials, insecure=insecure, googles=True)
+    caller.check(root)
     return build_from_document(
         document,
-        http=authorized,
+        http=SessionHttp(root, Watch(limits, waiting), caller, timeout_s=timeout_s, gate=gate),
         requestBuilder=MeteredRequest,
         client_options={"api_endpoint": root + document["servicePath"]},
     )
@@ -144,7 +134,7 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
     """
 
     def __init__(self, http: Any, postproc: Any, *args: Any, **options: Any) -> None:
-        watch: Watch | None = getattr(getattr(http, "http", http), "watch", None)
+        watch: Watch | None = getattr(http, "watch", None)
         if watch is not None and any(watch.limits):
             postproc = checked(postproc, watch.limits)
         super().__init__(http, postproc, *args, **options)
@@ -208,17 +198,9 @@ def _check_metered(http: Any, uri: str) -> None:
         raise UsageError("this http would bypass the budget: leave it out, threads may share one service")
 
 
-MAX_WRAPPINGS = 5
-"""How deep Http objects may wrap each other. The Http that adds a key, for example, wraps another."""
-
-
 def _gate_of(http: Any) -> GoogleGate | None:
-    """The gate of the metered Http inside `http`, if there is one."""
-    for _ in range(MAX_WRAPPINGS):
-        if isinstance(http, SessionHttp) and isinstance(http.gate, GoogleGate):
-            return http.gate
-        http = getattr(http, "http", None)
-    return None
+    """The gate of a metered Http; None for another."""
+    return http.gate if isinstance(http, SessionHttp) else None
 
 
 _send_batch = BatchHttpRequest._execute
@@ -252,20 +234,11 @@ class GoogleGate(HostGate):
         # On loopback, the port distinguishes servers. Elsewhere, all ports of a host share one quota.
         own = root.netloc if is_loopback(host) and root.port else host
         self._own = Hosts([own])
-        self._secure = root.scheme == "https"
-        self._port = root.port or default_port(root.scheme)
         self._routes = Routes(document)
         self.payer = meter.budget.project, meter.budget.credential
-        shared = [_SHARED_HOST] if host.endswith(".googleapis.com") else []
-        super().__init__(meter, self._method_of, [own, *shared])
+        self.shared = [_SHARED_HOST] if host.endswith(".googleapis.com") else []
+        super().__init__(meter, self._method_of, [own, *self.shared])
         self.upstream = Google(meter.budget.book)
-
-    def keeps_key(self, uri: str) -> bool:
-        """Whether `uri` may receive the API key: only the API may, on its own port, and never over plain HTTP if the
-        API uses HTTPS."""
-        parts = urlsplit(uri)
-        own_port = (parts.port or default_port(parts.scheme)) == self._port
-        return own_port and self.hosts.serve(uri) and (parts.scheme == "https" or not self._secure)
 
     async def charge(  # type: ignore[override]  # a Batch is used like an Attempt
         self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = ()
@@ -275,11 +248,8 @@ class GoogleGate(HostGate):
             return None
         sent_verb, verb = verb, self.verb(verb, url, headers).upper()
         is_batch = self._routes.is_batch(verb, url)
-        parts = urlsplit(url)
-        if not is_batch and self._on_the_wire(verb, url) is None:
-            is_token = parts.hostname == _SHARED_HOST and _TOKEN_PATH.fullmatch(parts.path)
-            if is_token or not self._own.serve(url):
-                return None
+        if not is_batch and not self._own.serve(url) and self._on_the_wire(verb, url) is None:
+            return None
         request = _sending.get()
         if request is None and is_batch:
             return self._charge_batch(body, headers)

@@ -8,7 +8,7 @@ from typing import Any
 
 import google.auth
 from google.auth.credentials import with_scopes_if_required
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
 from google.oauth2 import credentials as user_credentials
 from google.oauth2 import service_account
 
@@ -49,20 +49,13 @@ def login(ref: str, where: str, scopes: Sequence[str]) -> Any:
         ) from None
 
 
-class _Bearer(user_credentials.Credentials):
-    """A token as it stands."""
-
-    renewable = False
-
-    def refresh(self, request: Any) -> None:
-        raise RefreshError("upstream refused the token")  # type: ignore[no-untyped-call]
-
-
 def bearer(token: str) -> Any:
     """Credentials that consist of this token. They cannot be renewed."""
     install()
     register(token)
-    return _Bearer(token)  # type: ignore[no-untyped-call]
+    credentials: Any = user_credentials.Credentials(token)  # type: ignore[no-untyped-call]
+    credentials.renewable = False  # for `Caller`
+    return credentials
 
 
 def _secret_file(path: str, where: str) -> dict[str, Any]:

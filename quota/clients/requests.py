@@ -107,6 +107,8 @@ class MeteredAdapter(HTTPAdapter):
         try:
             response = super().send(leaving, *args, **kwargs)
         except RequestException as error:  # the error quotes the URL, and so a key in its query
+            if not caller.place.query:
+                raise
             raise type(error)(redact(str(error)), request=request) from None
         response.request, response.url, response.raw.url = request, request.url or "", request.path_url
         return response

@@ -27,15 +27,15 @@ from requests.exceptions import ChunkedEncodingError, ContentDecodingError, Requ
 from urllib3.exceptions import HTTPError, InvalidChunkLength
 
 from quota.clients.answer_fields import AnswerLimits
+from quota.clients.caller import Caller
 from quota.clients.deadline import Watch
-from quota.clients.requests import MeteredAdapter
+from quota.clients.requests import MeteredAdapter, SignedSession
 from quota.clients.urllib3 import NO_TUNNEL
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
 from quota.errors import BadAnswer, NoAnswer
-from quota.terms.api import GOOGLES_KEY
 
 BYTES_PER_VALUE = 16
 """A body may hold one value per 16 bytes of its size limit: a value of three bytes takes a hundred once parsed."""
@@ -47,16 +47,15 @@ MAX_CONNECTIONS = 100
 """The most idle connections to one host that stay open."""
 
 
-class _Session(requests.Session):
-    """A session that sends what it is told to, and nothing of its own: no fields, no cookies, no login of ~/.netrc.
-    Each of its requests, redirects too, waits within the watch."""
+class _Session(SignedSession):
+    """A session that sends what it is told to, and nothing of its own: no fields and no cookies. Each of its requests,
+    redirects too, waits within the watch."""
 
     def __init__(self, http: SessionHttp, adapter: MeteredAdapter) -> None:
         super().__init__()
         self._http = http
         self.headers.clear()
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
-        self.auth = lambda request: request  # else requests reads ~/.netrc
         self.max_redirects = httplib2.DEFAULT_MAX_REDIRECTS
         self.adapters.clear()
         self.mount("http://", adapter)
@@ -95,39 +94,37 @@ class _Session(requests.Session):
         return target
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        headers = prepared_request.headers
-        headers.pop("cookie", None)
-        if not self._http.keeps_key(prepared_request.url or ""):
-            headers.pop("authorization", None)
-            headers.pop(GOOGLES_KEY.header, None)
+        super().rebuild_auth(prepared_request, response)
+        prepared_request.headers.pop("cookie", None)
 
 
 class SessionHttp:
     """What Google's client asks of an Http for the API at `root`. Threads may share it.
 
-    It sends over a session of requests, whose adapter charges each attempt at the `gate`, if there is one. Errors are
-    those of the connection, as with httplib2: the client's own retries look at their class. The `gate` is a GoogleGate,
-    which knows where the API key may go.
+    It sends over a session of requests, whose adapter signs each attempt as the `caller`, and charges it at the `gate`,
+    if there is one. Errors are those of the connection, as with httplib2: the client's own retries look at their class.
     """
 
-    def __init__(self, root: str, watch: Watch, *, timeout_s: float, gate: Any = None, follows: bool = True) -> None:
+    def __init__(
+        self, root: str, watch: Watch, caller: Caller, *, timeout_s: float, gate: Any = None, follows: bool = True
+    ) -> None:
         self.watch, self.timeout, self.gate, self._follows = watch, timeout_s, gate, follows
+        self.caller = caller
+        self.credentials = caller.credentials  # a batch renews them after a 401
         self.is_loopback = is_loopback(urlsplit(root).hostname or "")  # a proxy cannot reach this machine's
         self.start_over_in_child()
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
         """A forked child would read its parent's answers."""
-        adapter = MeteredAdapter(self.gate, self.watch.limits, prepare=self._prepare, pool_maxsize=MAX_CONNECTIONS)
+        adapter = MeteredAdapter(
+            self.gate, self.watch.limits, caller=self.caller, prepare=self._prepare, pool_maxsize=MAX_CONNECTIONS
+        )
         self._session = _Session(self, adapter)
 
     def _prepare(self, conn: Any) -> None:
         self.watch.over(conn)
         conn.debuglevel = 0  # http.client would print whole requests, including the key
-
-    def keeps_key(self, uri: str) -> bool:
-        """Whether `uri` may receive the API key."""
-        return self.gate is not None and self.gate.keeps_key(uri)
 
     def request(
         self, uri: str, method: str = "GET", body: Any = None, headers: Mapping[str, Any] | None = None, **_: Any
@@ -137,8 +134,6 @@ class SessionHttp:
         Raises BadAnswer for an answer above a limit, and for a redirect to something that is not HTTP.
         """
         headers = dict(headers or {})
-        if not self.keeps_key(uri):
-            headers = {name: value for name, value in headers.items() if name.lower() != GOOGLES_KEY.header}
         if {name.lower(): text for name, text in headers.items()}.get("content-length") == "0":
             body = b""  # requests would send an empty stream in chunks
         with self.watch.request():
@@ -153,7 +148,7 @@ class SessionHttp:
         answer.reason = response.reason
         if answer.pop("content-encoding", ""):
             answer["content-length"] = str(len(content))
-        if response.ok and self.keeps_key(response.url):
+        if response.ok and self.caller.takes_secret(response.url):
             answer["content-location"] = response.url  # a download goes on there
         return answer, digestible(answer, content)
 

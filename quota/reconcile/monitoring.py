@@ -22,12 +22,12 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-import google_auth_httplib2
 import httplib2
 from google.auth.exceptions import GoogleAuthError
 from googleapiclient.model import JsonModel
 
 from quota.clients.answer_fields import AnswerLimits
+from quota.clients.caller import Caller
 from quota.clients.deadline import Watch
 from quota.clients.login import bearer
 from quota.clients.session_http import SessionHttp, checked
@@ -39,6 +39,7 @@ from quota.errors import BadAnswer, ConfigError
 from quota.reconcile.reconcile import Counted, Figures
 from quota.session import login_of
 from quota.settings.model import CredentialSettings
+from quota.terms.api import GOOGLES_KEY
 from quota.terms.costs import Monitoring
 from quota.terms.limits import MAX_UNITS
 
@@ -221,6 +222,7 @@ def _http(credential: CredentialSettings) -> Any:
             "does not do"
         )
     # No redirects, so the token reaches no other host.
-    session = SessionHttp(root, Watch(_LIMITS, None), timeout_s=SILENCE_S, follows=False)
-    # google-auth renews an expired token before it sends it. A refused token will be refused again.
-    return google_auth_httplib2.AuthorizedHttp(credentials, http=session, refresh_status_codes=())
+    credentials.renewable = False  # a refused token will be refused again
+    hosts, insecure = (urlsplit(root).netloc,), credential.insecure_endpoint
+    caller = Caller(hosts, credentials=credentials, place=GOOGLES_KEY, insecure=insecure, googles=True)
+    return SessionHttp(root, Watch(_LIMITS, None), caller, timeout_s=SILENCE_S, follows=False)

@@ -33,8 +33,7 @@ from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
 from quota.clients.discovery import Routes, description, methods_of
 from quota.clients.gate import at_once
-from quota.clients.google import GoogleGate, service
-from quota.clients.metering import Meter
+from quota.clients.google import service
 from quota.errors import ConfigError, NoAnswer, Refused, UsageError
 from quota.jobs.emulator.catalogue import _channel_id
 from quota.ledger.log import Log
@@ -78,10 +77,6 @@ def connect(ledger: Log) -> Iterator[Connect]:
         youtube.close()
 
 
-def gate_of(ledger: Log, api: str) -> GoogleGate:
-    return GoogleGate(Meter(make_budget(ledger)), description(api, "v3"))
-
-
 def charged(ledger: Log) -> dict[str, int]:
     """How many attempts of each method the ledger holds, without those given back."""
     return dict(Counter(entry.method for entry in charges_at(ledger) if entry.units))
@@ -105,7 +100,7 @@ def batch_of(batch: Any, *requests: Any) -> Any:
 
 def idle_socket(youtube: Any, address: str) -> socket.socket:
     """The socket of the only idle connection to an address."""
-    pools = youtube._http.http._session.get_adapter(address).poolmanager.pools
+    pools = youtube._http._session.get_adapter(address).poolmanager.pools
     (pool,) = [pools[key] for key in pools.keys()]  # noqa: SIM118  # it is no mapping that can be iterated
     (sock,) = [connection.sock for connection in pool.pool.queue if connection is not None]
     return sock  # type: ignore[no-any-return]
@@ -464,11 +459,10 @@ def test_another_http_object_would_bypass_the_budget(
 
 @pytest.mark.parametrize("way", WAYS_AROUND)
 def test_a_metered_http_object_may_be_named(upstream: Emulator, ledger: Log, connect: Connect, way: str) -> None:
-    """The service's own, or one that wraps it: what left was charged."""
+    """The service's own: what left was charged."""
     youtube = connect(upstream.address)
-    for other in (youtube._http, AuthorizedHttp(youtube._http.credentials, http=youtube._http.http)):
-        with contextlib.suppress(HttpError):  # nobody has such a caption
-            WAYS_AROUND[way](youtube, other)
+    with contextlib.suppress(HttpError):  # nobody has such a caption
+        WAYS_AROUND[way](youtube, youtube._http)
     assert spent(ledger) == sum(upstream.usage()["units"].values())
 
 
@@ -669,7 +663,8 @@ def test_a_request_that_the_body_of_another_makes_leaves_the_other_its_time() ->
     ],
 )
 def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Log, elsewhere: str) -> None:
-    assert not gate_of(ledger, "youtube").keeps_key(elsewhere)
+    with service(make_budget(ledger), key=KEY) as youtube, contextlib.suppress(ConfigError):
+        assert youtube._http.caller.signed("GET", elsewhere, {}) == (elsewhere, {})
 
 
 def test_a_refreshed_token_costs_the_second_attempt_and_not_the_refresh(
@@ -709,28 +704,21 @@ def test_the_debug_output_of_http_client_does_not_have_the_key(
         ("youtube.googleapis.com:443", "/youtube/v3/videos", True, True),
         ("YouTube.googleapis.com.:8443", "/youtube/v3/videos", True, False),
         ("youtube.googleapis.com:443", "/batch/youtube/v3", True, True),
-        # Google's shared host serves this API, others, and tokens.
+        # Google's shared host serves this API and others.
         ("www.googleapis.com:443", "/youtube/v3/videos", True, True),
-        ("www.googleapis.com:443", "/oauth2/v4/token", False, True),
         ("oauth2.googleapis.com:443", "/token", False, False),
     ],
 )
 def test_without_an_endpoint_googles_own_hosts_are_metered(
     ledger: Log, host: str, target: str, metered: bool, keeps_key: bool
 ) -> None:
-    gate = gate_of(ledger, "youtube")
-    verb = "POST" if "batch" in target or "token" in target else "GET"
-    assert (at_once(gate.charge(verb, f"https://{host}{target}")) is not None) == metered
-    assert gate.keeps_key(f"https://{host}{target}") == keeps_key
-    assert not gate.keeps_key(f"http://{host}{target}")  # never in the clear
-
-
-@pytest.mark.parametrize("path", ["/oauth2/v4/token", "/oauth2/v3/token", "/o/oauth2/token", "/oauth2/token"])
-def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Log, path: str) -> None:
-    gate = gate_of(ledger, "calendar")
-    assert at_once(gate.charge("POST", f"https://www.googleapis.com{path}")) is None
-    for metered in ("/calendar/v3/colors", "/oauth2/v4/tokeninfo", f"/calendar{path}"):
-        assert at_once(gate.charge("GET", f"https://www.googleapis.com{metered}")) is not None
+    with service(make_budget(ledger), key=KEY) as youtube:
+        gate, caller = youtube._http.gate, youtube._http.caller
+        verb = "POST" if "batch" in target or "token" in target else "GET"
+        assert (at_once(gate.charge(verb, f"https://{host}{target}")) is not None) == metered
+        assert caller.signed(verb, f"https://{host}{target}", {})[1] == ({"x-goog-api-key": KEY} if keeps_key else {})
+        with contextlib.suppress(ConfigError):  # never in the clear
+            assert caller.signed(verb, f"http://{host}{target}", {})[1] == {}
 
 
 @pytest.mark.parametrize(
