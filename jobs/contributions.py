@@ -26,7 +26,7 @@ from quota.common.findings import Finding, Level, examine_folder, finding_of, ob
 from quota.common.text import listed, many, one_line, spell
 from quota.deciding.run_limit import RunLimit
 from quota.jobs.afterwards import ledgers_clock, samples_of_job
-from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS, WALKS, next_method
+from quota.jobs.fetches import PAGE_COMMENTS, PAGE_ITEMS
 from quota.jobs.job import (
     READ_STORED,
     Fetch,
@@ -321,12 +321,10 @@ def _refusal(
             store.check_keys(job)
         except StoreError as error:
             no_store = no_store or str(error)
-        if job.fetch in WALKS:
-            method = next_method(job, fetch_to_look_at(session.settings, job), store, checkpoint)
     try:
         check_job(session.settings, job)
         with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
-            method = method or attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
+            method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
             sink_to_look_at(session.settings, job)
         if here:
             with made_lock(session.settings.store.url, job.name):  # raises if this process could not lock it

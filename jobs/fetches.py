@@ -28,11 +28,9 @@ from operator import index
 from typing import Any
 
 from quota.clients.upstream_errors import answer_in, error_in
-from quota.jobs.job import Cursor, Fetch, Page, Shape, checked_id, first_attempt, is_id, leave_out, marked, resources
-from quota.jobs.store.checkpoints import Checkpoint
+from quota.jobs.job import Cursor, Page, Shape, checked_id, first_attempt, is_id, leave_out, marked, resources
 from quota.jobs.store.rows import channel_row, count_or_none, part, text_or_none
 from quota.jobs.store.store import Store
-from quota.settings.model import JobSettings
 from quota.terms.arguments import texts
 from quota.terms.limits import HOUR_MS
 
@@ -423,40 +421,6 @@ def _comment_row(comment: Mapping[str, Any], video: str, thread: str | None = No
         "published_at": text_or_none(snippet.get("publishedAt")),
         "updated_at": text_or_none(snippet.get("updatedAt")),
     }
-
-
-# -- what comes next ---------------------------------------------------------------------------------------------------
-
-
-class _Called(BaseException):
-    """A fetch function made a call to this method. It does not catch this."""
-
-
-class _Caller:
-    """A client that sends nothing. Its first call raises _Called."""
-
-    def __init__(self, method: str = "") -> None:
-        self._method = method
-
-    def __getattr__(self, name: str) -> Callable[..., _Caller]:
-        def step(**parameters: object) -> _Caller:
-            if name == "execute":
-                raise _Called(self._method)
-            return _Caller(f"{self._method}.{name}".strip("."))
-
-        return step
-
-
-def next_method(job: JobSettings, fetch: Fetch, store: Store, place: Checkpoint) -> str | None:
-    """The method that a run of `uploads` or `comments` would call first at its place, which depends on the store; None
-    for another job, and if there is nothing to ask for."""
-    if job.fetch not in WALKS:
-        return None
-    try:
-        fetch(_Caller(), place.region, place.cursor, store=store, **job.options)
-    except _Called as called:
-        return str(called)
-    return None
 
 
 # -- walks through many long lists -------------------------------------------------------------------------------------

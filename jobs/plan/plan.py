@@ -24,7 +24,7 @@ from quota.common.clock import moment, rfc3339, stamp, utc
 from quota.common.text import listed, many, members, spell
 from quota.decision import Decision
 from quota.errors import UsageError
-from quota.jobs.fetches import WALKS, next_method
+from quota.jobs.fetches import WALKS
 from quota.jobs.job import (
     Away,
     Fetch,
@@ -507,14 +507,12 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str], e
         store.check_keys(job)
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen - elsewhere.keys()]
         places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
-        firsts = [next_method(job, fetch, store, place) for place in places]
     of_run, done, refusal = work.of_run(), 0, None
     with simulation.naming(name):
         priced = work.calls(now_ms)
         calls: list[simulation.PricedCall] = []
-        for place, first in zip(places, firsts, strict=True):
-            of_place = priced[simulation.step_at(job, place) :]
-            calls += of_place if first is None else [*work.priced([first], now_ms), *of_place[1:]]
+        for place in places:
+            calls += priced[simulation.step_at(job, place) :]
         while done < len(calls) and refusal is None:
             count, refusal = work.admit(calls[done : done + work.at_once], of_run)
             done += count

@@ -261,13 +261,10 @@ class Pass:
         """How many calls `admit` may charge together."""
 
     def calls(self, at_ms: int) -> list[PricedCall]:
-        """The calls over one region, at the prices of this time. Raises UnknownMethod."""
-        return self.priced(self._methods, at_ms)
-
-    def priced(self, methods: Sequence[str], at_ms: int) -> list[PricedCall]:
-        """Calls of these methods. A call without a name costs the default. Raises UnknownMethod."""
+        """The calls over one region, at the prices of this time. A call without a name costs the default. Raises
+        UnknownMethod."""
         book, priced = self.budget.book, {}
-        for method in dict.fromkeys(methods):
+        for method in dict.fromkeys(self._methods):
             price = book.default_get if method == UNNAMED else book.price_at(method, at_ms)[0]
             unknown = None if method in book.methods else price.parts
             if price.reserved and not self._can_fit(method, price):
@@ -276,7 +273,7 @@ class Pass:
             units = price.parts[0].units if price.parts else 0
             knows = (method, price.parts, *self._knows)
             priced[method] = PricedCall(method, price.parts, unknown, knows, units)
-        return [priced[method] for method in methods]
+        return [priced[method] for method in self._methods]
 
     def _can_fit(self, method: str, price: Price) -> bool:
         """Whether a run can ever make a call of a method at a price."""
