@@ -312,7 +312,7 @@ class Attempts(Listener):
                 return "the token server"
             if self.client is None:
                 return "upstream"
-            url = urlsplit(self._upstream.access(self.session.credential(self.job.credential).endpoint).root)
+            url = urlsplit(self._upstream.root(self.session.credential(self.job.credential).endpoint))
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
     # -- what they have spent ------------------------------------------------------------------------------------------

@@ -278,13 +278,13 @@ class Session(OfOneProcess):
     def _caller(self, chosen: CredentialSettings, hosts: tuple[str, ...]) -> Caller:
         """The signer of requests to these hosts: with the credential's key, or with the login in `auth`."""
         from quota.clients.caller import Caller
-        from quota.clients.upstream import upstream_of
+        from quota.clients.discovery import description, scopes_of
 
         key, login = self._key(chosen), None
         if key is None and chosen.auth_ref is not None:
-            scopes = chosen.scopes
-            if not scopes and chosen.book.googles:
-                scopes = upstream_of(chosen.book).access(chosen.endpoint).scopes
+            scopes: Sequence[str] = chosen.scopes
+            if not scopes and not chosen.book.has_session:
+                scopes = scopes_of(description(chosen.book.api, chosen.book.version))
             login = login_of(chosen, scopes)
         place, googles = chosen.book.key, chosen.book.googles
         insecure = chosen.insecure_endpoint

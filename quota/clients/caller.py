@@ -45,9 +45,11 @@ class Caller:
         if not self.signs or not self.takes_secret(url):
             return url, signed
         self.check(url)
-        if self.googles:  # a credential of the program's own would leave beside ours
+        # A credential of the program's own would leave beside ours.
+        if self.googles:
             signed = {name: value for name, value in signed.items() if name.lower() not in GOOGLES_HEADERS}
-            url = with_query(url, without=GOOGLES_FIELDS) if "?" in url else url
+        if "?" in url:
+            url = with_query(url, without=(self.place.query, *(GOOGLES_FIELDS if self.googles else ())))
         if self.credentials is not None:
             fields = signed if self.googles else {}
             with _renewing() as ask:
@@ -55,7 +57,7 @@ class Caller:
             signed["authorization"] = fields["authorization"]  # the others are for Google alone
         elif self.place.query:
             own = urlencode([(self.place.query, self.key)])
-            return with_query(url, own, without=(self.place.query,)), signed
+            return with_query(url, own, without=()), signed
         else:
             signed = {name: value for name, value in signed.items() if name.lower() != self.place.header.lower()}
             signed[self.place.header] = f"{self.place.scheme} {self.key}".strip()

@@ -228,14 +228,15 @@ class HostGate:
     # -- its attempt ---------------------------------------------------------------------------------------------------
 
     async def charge(
-        self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = (), *, free: bool = False
+        self, verb: str, url: str, body: RequestBody = NO_BODY, headers: Sent = (), *, free: bool | None = None
     ) -> Attempt | None:
-        """The attempt, charged unless it is `free`; None for a host that is not metered. Raises Refused."""
-        if not self.is_metered(verb, url):
+        """The attempt, charged unless it is `free`; None for a request that is not metered, unless the caller says
+        whether it is free. Raises Refused."""
+        if free is None and not self.is_metered(verb, url):
             return None
         verb = self.verb(verb, url, headers, body)
         try:
-            call, decision = await self._decide(verb, url, body, free=free, commit=True)
+            call, decision = await self._decide(verb, url, body, free=bool(free), commit=True)
         except SessionClosedError:
             if self._ended is None or not self._ended():
                 raise

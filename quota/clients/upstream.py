@@ -3,7 +3,6 @@
     upstream_of(book)   Google, or Described if the book itself describes its API
     Meaning             what one answer means: an error, buckets that it closes, what remains, what the call cost
     Closing             a bucket that is closed for everybody
-    Access              what a proxy needs to pass requests on to an API
     Google              what is asked of an upstream. A third upstream extends Described, and is a case in `upstream_of`
 
 Reading an answer (`quota.clients.answer_fields`) is pure and never raises. An impossible value, or one about another
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
-from quota.clients.discovery import Routes, description, first_route, routes_of, scopes_of
+from quota.clients.discovery import Routes, description, first_route, routes_of
 from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, error_in
 from quota.common.clock import NEVER, host_clock
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import Heard, Level
-from quota.terms.api import GOOGLES_FIELDS, NO_BODY, VERBS, ClosedRule, RequestBody, Route, as_read
+from quota.terms.api import NO_BODY, VERBS, ClosedRule, RequestBody, Route, as_read
 from quota.terms.costs import CostBook
 from quota.terms.limits import SECOND_MS, leaves_at
 
@@ -81,23 +81,6 @@ class Meaning(NamedTuple):
 NOTHING = Meaning()
 
 
-class Access(NamedTuple):
-    """What a proxy needs to pass requests on to an API.
-
-    `root` is the API's address without a slash at the end, `scopes` what a login requests. `method` names a request by
-    its verb and URL; if it is None, the routes of the book do. `is_batch` tells whether a request carries several
-    calls, and `continues` whether it continues a call that was charged at its beginning. `secret_fields` are fields of
-    a query that hold a secret, beside the place of the key.
-    """
-
-    root: str
-    scopes: tuple[str, ...] = ()
-    method: Callable[[str, str], str] | None = None
-    is_batch: Callable[[str, str], bool] = lambda verb, url: False
-    continues: Callable[[str, str], bool] = lambda verb, url: False
-    secret_fields: tuple[str, ...] = ()
-
-
 def upstream_of(book: CostBook) -> Google:
     """The upstream of a cost book."""
     return Described(book) if book.described else Google(book)
@@ -112,10 +95,9 @@ def passes_on(book: CostBook, endpoint: str | None) -> bool:
     """Whether `quota proxy` can serve a credential with this book and endpoint: it must know where the API is, and
     which method a request is."""
     upstream = upstream_of(book)
-    try:
-        return upstream.access(endpoint).method is not None or upstream.knows_methods
-    except ConfigError:
-        return False
+    with suppress(ConfigError):
+        return bool(upstream.root(endpoint)) and upstream.knows_methods
+    return False
 
 
 def dearness(book: CostBook, verb: str, method: str, body: RequestBody | None) -> tuple[float, int]:
@@ -196,7 +178,7 @@ class Google:
     @property
     def knows_methods(self) -> bool:
         """Whether `method` can name requests."""
-        return bool(self.book.hosts) and self._routes is not None
+        return self._routes is not None
 
     def verbs(self, verb: str, url: str, headers: Sent, body: bytes = b"") -> list[str]:
         """The verbs by which the API may read a request. At Google X-HTTP-Method-Override of a POST replaces the verb.
@@ -211,11 +193,15 @@ class Google:
         """Whether a request continues a call that was charged at its beginning."""
         return self._routes is not None and self._routes.is_part(verb, url)
 
+    def is_batch(self, verb: str, url: str) -> bool:
+        """Whether a request carries several calls."""
+        return self._routes is not None and self._routes.is_batch(verb, url)
+
     def method(self, verb: str, url: str, body: RequestBody | None = None) -> str | None:
         """The API method of a request; None if it is unknown. If it may be one of several, its `body` helps to find the
         dearest. Raises UsageError for a batch: it holds several calls."""
         routes = self._routes
-        if routes is not None and routes.is_batch(verb, url):
+        if self.is_batch(verb, url):
             raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
         return None if routes is None else self.named(routes, verb.upper(), urlsplit(url).path)
 
@@ -270,18 +256,11 @@ class Google:
         """The metered client of a job. It keeps the job's limits as far as it can."""
         return session.google(credential, self.book.api, self.book.version, **limits)
 
-    def access(self, endpoint: str | None) -> Access:
-        """Where the API is for a credential with this endpoint, and how a proxy passes requests on. Raises
+    def root(self, endpoint: str | None) -> str:
+        """The address of the API for a credential with this endpoint, without a slash at its end. Raises
         ConfigError."""
-        document = description(self.book.api, self.book.version)
-        root = endpoint or document["rootUrl"].rstrip("/")
-        routes = Routes({**document, "rootUrl": f"{root}/"})
-
-        def method(verb: str, url: str) -> str:
-            path = urlsplit(url).path
-            return self.named(routes, verb, path) or f"{verb} {path}"
-
-        return Access(root, tuple(scopes_of(document)), method, routes.is_batch, routes.is_part, GOOGLES_FIELDS)
+        address: str = description(self.book.api, self.book.version)["rootUrl"]
+        return endpoint or address.rstrip("/")
 
 
 class Described(Google):
@@ -300,6 +279,9 @@ class Described(Google):
         return [verb, *named, *(VERBS if any(map(_may_name_verb, sent)) else ())]
 
     def continues(self, verb: str, url: str) -> bool:
+        return False
+
+    def is_batch(self, verb: str, url: str) -> bool:
         return False
 
     def method(self, verb: str, url: str, body: RequestBody | None = None) -> str | None:
@@ -361,12 +343,12 @@ class Described(Google):
         watch_each(made, AnswerLimits(body_mb, answer_s), limits.get("waiting"))
         return made
 
-    def access(self, endpoint: str | None) -> Access:
+    def root(self, endpoint: str | None) -> str:
         if not self.book.has_session:
-            return super().access(endpoint)
+            return super().root(endpoint)
         if not (self.book.hosts or endpoint):
             raise ConfigError(f"cost book {self.book.name!r} names no host; give the credential its endpoint")
-        return Access(endpoint or self.book.address)
+        return endpoint or self.book.address
 
     # -- what is closed ----------------------------------------------------------------------------------------------
 

@@ -34,7 +34,6 @@ from yarl import URL
 
 from quota.async_session import AsyncSession
 from quota.clients.aiohttp import peek, watch
-from quota.clients.caller import with_query
 from quota.clients.gate import HostGate, answer_to, unpacked
 from quota.clients.metering import Attempt
 from quota.clients.upstream import upstream_of
@@ -194,13 +193,13 @@ class Target:
     def __init__(self, session: AsyncSession, credential: str) -> None:
         inner = session._session
         chosen = inner.credential(credential)
-        self.access = access = upstream_of(chosen.book).access(chosen.endpoint)
+        self.upstream = upstream_of(chosen.book)
+        self.root = self.upstream.root(chosen.endpoint)
         self.credential = credential
-        self.host = urlsplit(access.root).netloc
-        self.gate = HostGate.of(session.budget(credential), access.method, self.host)
+        self.host = urlsplit(self.root).netloc
+        self.gate = HostGate.of(session.budget(credential), None, self.host)
         self.reads_good_answers = chosen.book.answers.units is not None or chosen.book.answers.reads_body(200)
         self.caller = inner._caller(chosen, (self.host,))
-        self.secret_fields = tuple(filter(None, (chosen.book.key.query, *access.secret_fields)))
         self._secret_headers = {as_read(chosen.book.key.header), *GOOGLES_HEADERS}
 
     def signed(self, asked: Asked, url: str) -> tuple[str, Fields, str | None]:
@@ -223,15 +222,13 @@ class Passage:
         self, asked: Asked, target: Target, caller: CallerSide, send: Send, http: aiohttp.ClientSession
     ) -> None:
         self._asked, self._target, self._caller, self._send, self._http = asked, target, caller, send, http
-        self._url = f"{target.access.root}{asked.target}"
-        if target.caller.signs and target.secret_fields and "?" in self._url:  # the caller's own key does not leave
-            self._url = with_query(self._url, without=target.secret_fields)
+        self._url = f"{target.root}{asked.target}"
         try:
             self._verb = target.gate.verb(asked.verb, self._url, asked.fields)
         except UsageError as error:
             raise UnfitError(400, f"{error}.") from None
         # By the verb as it came: an override of the verb may begin another call.
-        self._continues = target.access.continues(asked.verb, self._url)
+        self._continues = target.upstream.continues(asked.verb, self._url)
         self._left = asyncio.Event()
         """Whether the first byte of the request was about to leave."""
 
@@ -239,7 +236,7 @@ class Passage:
         """Charge the request, send it, and pass the answer on. Raises CallerGoneError, and UnfitError before a
         charge."""
         asked, gate = self._asked, self._target.gate
-        if self._target.access.is_batch(self._verb, self._url):
+        if self._target.upstream.is_batch(self._verb, self._url):
             raise UnfitError(501, "A batch holds several calls, each with its own price: send them one by one.")
         body = NO_BODY
         verb_by = partial(gate.verb, asked.verb, self._url, asked.fields)
