@@ -310,9 +310,10 @@ def _credential(name: str, row: TomlTable, books: dict[str, tuple[CostBook, tupl
     endpoint = row.read("endpoint")
     if endpoint is not None and not is_http_address(endpoint):
         raise row.error(NO_ADDRESS, "endpoint")
-    insecure_endpoint = row.read("insecure_endpoint")
+    is_readable = endpoint is not None and is_readable_on_the_way(endpoint)
+    insecure_endpoint = row.read("insecure_endpoint") and is_readable  # else a redirect could lead the key there
     has_secret = "key" in row or "auth" in row
-    if endpoint is not None and has_secret and not insecure_endpoint and is_readable_on_the_way(endpoint):
+    if is_readable and has_secret and not insecure_endpoint:
         remedy = "give an https:// address, or set insecure_endpoint = true"
         raise row.error(f"the secret would go there in plain text; {remedy}", "endpoint")
     base = [] if endpoint is None else plain_path(urlsplit(endpoint).path).split("/")

@@ -494,7 +494,8 @@ def test_a_key_goes_to_no_other_machine_in_plain_text(write: Any, host: str) -> 
         )
     for more in ('key = "env:KEY"\ninsecure_endpoint = true\n', ""):
         assert load_settings(write(text + more)).credentials["main"].endpoint == f"http://{host}"
-    assert load_settings(write(f'{text}key = "env:KEY"\n'.replace("http:", "https:")))
+    secure = f'{text}key = "env:KEY"\ninsecure_endpoint = true\n'.replace("http:", "https:")
+    assert not load_settings(write(secure)).credentials["main"].insecure_endpoint, "a redirect may lead to http"
 
 
 def test_with_two_credentials_a_job_has_to_say_whose_budget_it_spends(write: Any) -> None:
