@@ -35,30 +35,16 @@ LIBRARIES = (
 
 
 class _Instrumented:
-    """The instrumentation of this process, and the credential and the job that the first call named."""
+    """The instrumentation of this process, with the configuration, the credential and the job of the first call."""
 
-    def __init__(self, session: Session, payers: Payers, named: tuple[str | None, str]) -> None:
+    def __init__(self, session: Session, payers: Payers, credential: str | None, job: str) -> None:
         from quota.clients.instrument.seams import seams_of
 
         self.session = session
-        self._credential, self._job = named
+        path = session.settings.path
+        self.given = {"config": path and path.absolute(), "credential": credential, "job": job}
         self.patches = Patches(seams_of(payers))
         self._payers = payers
-
-    def warn_of(self, config: str | Path | None, credential: str | None, job: str | None) -> None:
-        """Name the arguments of a later call that are not those of the first call."""
-        from quota.common.log import warn
-
-        path = self.session.settings.path
-        another_file = config is not None and (path is None or Path(config).absolute() != path.absolute())
-        differing = {
-            "config": another_file,
-            "credential": credential not in (None, self._credential),
-            "job": job not in (None, self._job),
-        }
-        if names := ", ".join(name for name, differs in differing.items() if differs):
-            why = f"{names}: this process is instrumented with another one; call `quota.uninstrument()` before"
-            warn("instrument_ignored", why)
 
     def end(self) -> None:
         self.patches.take_off()
@@ -82,6 +68,7 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
     """
     import http.client  # noqa: F401  # first: `call_before` may wait for it, and the imports below import it, too
 
+    from quota.common.log import warn
     from quota.session import open_session
     from quota.terms.arguments import label_process
 
@@ -93,7 +80,7 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
             payers = payers_of(session, credential)
             job = os.environ.get("QUOTA_JOB", "") if job is None else job
             label_process(job)
-            begun = _Instrumented(session, payers, (credential, job))
+            begun = _Instrumented(session, payers, credential, job)
             try:
                 begun.patches.put_on()
                 _now = begun
@@ -101,7 +88,10 @@ def instrument(config: str | Path | None = None, *, credential: str | None = Non
                 begun.end()
                 raise
         else:
-            _now.warn_of(config, credential, job)
+            asked = {"config": config and Path(config).absolute(), "credential": credential, "job": job}
+            if names := ", ".join(name for name, value in asked.items() if value not in (None, _now.given[name])):
+                why = f"{names}: this process is instrumented with another one; call `quota.uninstrument()` before"
+                warn("instrument_ignored", why)
 
 
 def uninstrument() -> None:
