@@ -415,10 +415,11 @@ def _load(key: str, name: str, function: str, folder: Path | None) -> Any:
     if not colon or not module_name or not attribute:
         choice = f"{', '.join(BUILT_IN_FETCHES)}, or your own as " if key == "fetch" else "it as "
         raise quota.ConfigError(f'{setting}: write {choice}"package.module:function"')
-    value = getattr(_import(module_name, setting, folder), attribute, None)
+    module = _import(module_name, setting, folder)
+    value = getattr(module, attribute, None)
     if value is None:
-        hidden = _hides_own(module_name, folder)
-        raise quota.ConfigError(f"{setting}: module {module_name:.100} has no function {attribute!r:.100}{hidden}")
+        file = getattr(module, "__file__", None)  # perhaps of Python, and not the user's own
+        raise quota.ConfigError(f"{setting}: module {module_name:.100} ({file}) has no function {attribute!r:.100}")
     if not callable(value) or isinstance(value, type):
         kind = "a class" if isinstance(value, type) else type(value).__name__
         raise quota.ConfigError(f"{setting}: {attribute:.100} is not a function but {kind}")
@@ -443,21 +444,11 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
         log.debug("%s", line("function_not_imported", function=function, folder=folder), exc_info=True)
         lacking = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
         missing = lacking != "" and f"{module_name}.".startswith(f"{lacking}.")
-        where = _hides_own(module_name, folder) or f"; install it, or put it in {folder}" if missing else ""
+        where = f"; install it, or put it in {folder}" if missing else ""
         if not missing and lacking in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
         place = "" if folder is None or missing else _line_below(folder, error)
         raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{place}{where}") from error
-
-
-def _hides_own(module_name: str, folder: Path | None) -> str:
-    """The remedy if an installed module, of Python or of quota-ledger, hides the user's own module in `folder`."""
-    top = module_name.partition(".")[0]
-    origin = getattr(getattr(sys.modules.get(top), "__spec__", None), "origin", None)
-    if folder is None or origin is None or origin.startswith(f"{folder}/"):
-        return ""
-    own = (folder / top).is_dir() or (folder / f"{top}.py").is_file()
-    return f"; {top} is {origin} here: give yours another name" if own else ""
 
 
 def _check_names(fetch: Fetch, setting: str, options: Mapping[str, Any]) -> None:

@@ -257,7 +257,7 @@ def test_a_sink_that_nobody_would_run_stores_no_page(site: Site, sink: str, stat
 @pytest.mark.parametrize(
     ("sink", "message"),
     [
-        ("sinks:putt", "module sinks has no function 'putt'"),
+        ("sinks:putt", "has no function 'putt'"),
         ("sinks:two", "it is called as sink(page, job, region)"),
         ("sinks", 'not a function; write it as "package.module:function"'),
     ],

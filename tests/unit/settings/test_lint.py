@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import calendar
+import json
 import os
 import socket
 import sqlite3
@@ -214,7 +214,7 @@ FINDINGS = [
     (
         'fetch = "trending"',
         'fetch = "json:fetch"',
-        "error: jobs.trending.fetch: 'json:fetch': module json has no function 'fetch'; "
+        f"error: jobs.trending.fetch: 'json:fetch': module json ({json.__file__}) has no function 'fetch'; "
         "no run of this job can begin: correct it",
     ),
     (
@@ -584,12 +584,6 @@ def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path)
     assert reported.remedy == f"install it, or put it in {tmp_path}"
     (tmp_path / "fetched_by_lint.py").write_text("def fetch(client, region, cursor): ...\n")
     assert findings(tmp_path, text) == []
-
-
-def test_an_installed_module_that_hides_the_users_own_is_named(tmp_path: Path) -> None:
-    (tmp_path / "calendar.py").write_text("def fetch(client, region, cursor): ...\n")
-    (reported,) = findings(tmp_path, GOOD.replace('fetch = "trending"', 'fetch = "calendar:fetch"'))
-    assert reported.remedy == f"calendar is {calendar.__file__} here: give yours another name"
 
 
 ALONE = '[credentials.main]\napi = "youtube-v3"\n[credentials.two]\napi = "gmail-v1"\n'
