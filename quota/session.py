@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from zlib import crc32
 
 from quota.budget import Budget
@@ -34,7 +34,12 @@ from quota.terms.arguments import instance, run_under_way, text
 from quota.terms.limits import DAY_MS, Limit
 
 if TYPE_CHECKING:
+    from httpx import Client as HttpxClient
+    from requests import Session as RequestsSession
+
     from quota.clients.caller import Caller
+
+C = TypeVar("C", bound=Any)
 
 JITTER_MS = 60_000
 SERVICE = "quota.clients.google.service(budget, key=...)"
@@ -237,7 +242,7 @@ class Session(OfOneProcess):
         max_units: int | None = None,
         timeout_s: float | None = None,
         max_body_mb: int | None = None,
-    ) -> Any:
+    ) -> RequestsSession:
         """A `requests.Session` that charges every HTTP attempt to the hosts of the cost book to the credential's
         budget, by the routes of the book. With an `endpoint`, that host replaces the hosts.
 
@@ -257,6 +262,12 @@ class Session(OfOneProcess):
         for scheme in ("https://", "http://"):
             made.mount(scheme, adapter)
         return self._kept(made)
+
+    @overload
+    def httpx(self, credential: str | None = None, *, max_units: int | None = None, **options: Any) -> HttpxClient: ...
+
+    @overload
+    def httpx(self, credential: str | None = None, *, library: str, **options: Any) -> Any: ...
 
     def httpx(
         self, credential: str | None = None, *, max_units: int | None = None, library: str = "httpx", **options: Any
@@ -290,7 +301,7 @@ class Session(OfOneProcess):
         insecure = chosen.insecure_endpoint
         return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure, googles=googles)
 
-    def _kept(self, made: Any) -> Any:
+    def _kept(self, made: C) -> C:
         """A client that `close` closes. Raises SessionClosedError if it was called meanwhile."""
         with self._lock:
             if not self._closed:

@@ -51,6 +51,8 @@ def blocking() -> None:
         budget.charge("videos.list", "job")  # type: ignore[arg-type, call-arg]
         number: int = budget.charge("videos.list")  # type: ignore[assignment]
         httpx_transport(budget, "videos.list", hosts=["api.example"]).close()
+        print(q.requests().got)  # type: ignore[attr-defined]
+        print(q.httpx(timeout=3).got)  # type: ignore[attr-defined]
         requests_adapter(budget, lambda verb, url: "videos.list", hosts="api.example").close()
         print(number)
 
