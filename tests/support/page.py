@@ -58,13 +58,12 @@ limits = [{{ name = "hour", units = 300, window = "1h" }}]
 [jobs."{SCRIPT}"]
 credential = "main"
 fetch = "trending"
-regions = ["US", "DE", "<b>"]
+regions = ["US", "DE"]
 pages = 2
 schedule = "0 */6 * * *"
 [jobs."{LONG}"]
 credential = "main"
-fetch = "search"
-options = {{ words = "music" }}
+fetch = "charts:fetch"
 regions = ["{RIGHT_TO_LEFT}"]
 pages = 1
 [jobs.charts]
@@ -75,7 +74,7 @@ pages = 1
 """
 
 CHARTS = "def fetch(client, region, cursor): ..."
-"""The fetch function of the job `charts`, for `charts.py`. It never runs; its regions may have any names."""
+"""The fetch function of two jobs, for `charts.py`: their regions may have any names."""
 
 
 def furnish(folder: Path, upstream: Emulator) -> Quota:

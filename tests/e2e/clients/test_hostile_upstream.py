@@ -144,7 +144,7 @@ def asked(kinds: Iterable[str], folder: Path, names: Iterable[str]) -> dict[str,
     return outcomes
 
 
-PLAIN = {"google": ("BadAnswer", "HttpError"), "monitoring": ("BadAnswer",), "notify": ("ValueError",)}
+PLAIN = {"google": ("BadAnswer", "NoAnswer", "HttpError"), "monitoring": ("BadAnswer",), "notify": ("ValueError",)}
 
 
 def test_our_clients_refuse_hostile_answers_in_one_line_and_bounded_memory(tmp_path: Path) -> None:
