@@ -12,9 +12,8 @@
 --                    holds      how many of the keys log and corrected must exist: 1, or 2 after a correction; 0 after a union
 --                               without entries. If one is missing, the server evicted it, and a repair rebuilds the log
 --                    trimmed    the newest entry that moved to the past
---                    keep_ms    the longest window that any caller ever named
---                    until_ms   when the keys expire; renewed before half of their lifetime is over, and before the rest of it is
---                               shorter than the longest window
+--                    longest_ms  the longest window that any caller ever named. The lifetime of the keys is renewed before half
+--                               of it is over, and before the rest of it is shorter than this window
 --                    view:NAME  a snapshot of a total: EPOCH TOTAL GONE HEAD ... (quota/rules/total.py)
 --                    any other  facts, claims, places and refusals (quota/ledger/state.py)
 --       3 corrected  hash: key of a charge -> UNITS ID: what it counts since its newest correction, which has this id
@@ -27,11 +26,10 @@
 --       4 latest_ms  the latest clock that the author accepts
 --       5 room       units that others may have taken; 2^53 = any number
 --       6 seq        the first number of a new millisecond
---       7 keep_ms    the author's longest window
---       8 clock_ms   0 = the server's clock; another value is for tests and simulation
---       9 must       other entries that this log must have, between spaces; '' = none
---      10 new_epoch  the epoch for an empty log
---      11 rooms      replaces `room` for several limits, as JSON: [[UNITS, COUNTS_CALLS, BUCKETS, METHODS, JOBS], ...]; the last
+--       7 clock_ms   0 = the server's clock; another value is for tests and simulation
+--       8 must       other entries that this log must have, between spaces; '' = none
+--       9 new_epoch  the epoch for an empty log
+--      10 rooms      replaces `room` for several limits, as JSON: [[UNITS, COUNTS_CALLS, BUCKETS, METHODS, JOBS], ...]; the last
 --                    three are lists of names, [] = all; '' = `room` applies
 --      then the line of each entry; without a line the script only reads
 --
@@ -46,17 +44,17 @@
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, byte, args = redis.call, string.match, string.byte, ARGV
 local epoch, seen, now_ms, latest_ms, room = args[1], args[2], args[3] + 0, args[4] + 0, args[5] + 0
-local seq, keep_ms, must, new_epoch, rooms = args[6], args[7] + 0, args[9], args[10], args[11]
+local seq, must, new_epoch, rooms = args[6], args[8], args[9], args[10]
 
-local FIRST_LINE = 12
+local FIRST_LINE = 11
 local MAX_UNSEEN, ANY = 500, 9007199254740992
 local FENCE, SEAL, CORRECTION = 126, 33, 99 -- ~ ! c
 
 -- A part that few calls need is included where they need it, because creating its functions takes time.
 -- @include parts/clock.lua
 
-local clock_ms, ms = clock(args[8] + 0)
-local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'until_ms')
+local clock_ms, ms = clock(args[7] + 0)
+local fields = call('HMGET', state, 'epoch', 'holds', 'longest_ms')
 local stored, holds = fields[1] or '', tonumber(fields[2] or 0) or 0
 -- Read from the end, so that the time depends on the unseen entries only. The newest comes first, unless there are too many.
 local entries = call('XREVRANGE', log, '+', seen, 'COUNT', MAX_UNSEEN + 2)
@@ -151,9 +149,8 @@ end
 -- @include parts/log_lifetime.lua
 local is_noted = #notes > 2
 local must_hold = is_noted and 2 or math.max(holds, 1)
-local longest_ms, until_ms = tonumber(fields[3] or 0) or 0, tonumber(fields[4] or 0) or 0
-local rest_ms = math.max(longest_ms, lifetime_ms(longest_ms) / 2)
-local lives_on = must_hold ~= holds or keep_ms > longest_ms or until_ms - clock_ms < rest_ms
+local longest_ms = whole(fields[3]) or 0
+local lives_on = must_hold ~= holds or call('PTTL', log) < math.max(longest_ms, lifetime_ms(longest_ms) / 2)
 if lives_on or is_noted then
 -- @include parts/log_rights.lua
   try_rights()
@@ -161,11 +158,9 @@ end
 if is_noted then call(unpack(notes)) end
 if lives_on then
   if stored == '' then stored = new_epoch end
-  longest_ms = math.max(keep_ms, longest_ms)
-  call('HSET', state, 'epoch', stored, 'holds', must_hold, 'keep_ms', int(longest_ms),
-    'until_ms', int(clock_ms + lifetime_ms(longest_ms)))
+  call('HSET', state, 'epoch', stored, 'holds', must_hold)
 end
 for at = FIRST_LINE, #args do call('XADD', log, ids[at], 'e', args[at]) end
-if lives_on then live_on(longest_ms) end
+if lives_on then live_on() end
 reply[1], reply[3], reply[4] = 'APPENDED', stored, ids[FIRST_LINE]
 return reply

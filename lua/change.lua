@@ -27,14 +27,14 @@ local FIRST_BECOMES = FIRST + 2 * expected
 -- @include parts/log_rights.lua
 
 local clock_ms, ms = clock(args[1] + 0)
-local names = { 'HMGET', state, 'epoch', 'holds', 'keep_ms', 'trimmed' }
+local names = { 'HMGET', state, 'epoch', 'holds', 'trimmed' }
 local FIRST_TEXT = #names - 1
 for at = FIRST, #args, 2 do names[#names + 1] = args[at] end
 local fields = call(unpack(names))
-local holds, keep_ms = tonumber(fields[2] or 0) or 0, tonumber(fields[3] or 0) or 0
+local holds = tonumber(fields[2] or 0) or 0
 local epoch, is_closed = standing(fields[1] or '', holds)
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-local tip, trimmed = newest and newest[1] or '0-0', fields[4] or '0-0'
+local tip, trimmed = newest and newest[1] or '0-0', fields[3] or '0-0'
 
 local done, texts = FIRST_BECOMES <= #args, {}
 for at = FIRST, #args, 2 do
@@ -53,7 +53,7 @@ if done then
     if epoch == '' then epoch = new_epoch end
     holds = math.max(holds, 1)
   end
-  call('HSET', state, 'holds', holds, 'until_ms', int(clock_ms + lifetime_ms(keep_ms)))
+  call('HSET', state, 'holds', holds)
   if epoch ~= '' then call('HSET', state, 'epoch', epoch) end
   for at = FIRST_BECOMES, #args, 2 do
     local name, text = args[at], args[at + 1] ~= '-' and string.sub(args[at + 1], 2)
@@ -67,7 +67,7 @@ if done then
     tip = ms .. '-' .. int(seq)
     call('XADD', log, tip, 'e', marker)
   end
-  live_on(keep_ms)
+  live_on()
   if string.sub(epoch, 1, 1) == '!' then call('PEXPIRE', state, SEALED_MS) end
 end
 local reply = { done and 1 or 0, clock_ms, epoch, tip, trimmed }

@@ -39,8 +39,6 @@ local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 -- @include parts/log_rights.lua
 
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
--- A number of up to 15 digits. A longer number may be beyond 2^53, and Redis takes no such lifetime.
-local function whole(text) return text and #text <= 15 and match(text, '^%d+$') and text + 0 end
 local given_ms, caller_ms, units = whole(args[1]), whole(args[2]), whole(args[5])
 if #KEYS ~= 3 or #args < FIRST_LIMIT - 1 + LIMIT_SIZE or (#args - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
   return wrong('3 keys and 9 arguments are needed, then 4 for each limit')
@@ -66,10 +64,10 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
 end
 
 local clock_ms, ms = clock(given_ms)
-local fields = call('HMGET', state, 'epoch', 'holds', 'keep_ms', 'trimmed', 'longest_ms', 'facts')
-local holds, keep_ms = tonumber(fields[2] or 0) or 0, math.max(longest_ms, tonumber(fields[3] or 0) or 0)
+local fields = call('HMGET', state, 'epoch', 'holds', 'trimmed', 'longest_ms', 'facts')
+local holds = tonumber(fields[2] or 0) or 0
 local stored, is_closed = standing(fields[1] or '', holds)
-local trimmed = fields[4] or '0-0'
+local trimmed = fields[3] or '0-0'
 if is_closed or (epoch ~= '' and epoch ~= stored) then return { 'BEHIND', '', clock_ms, stored } end
 if caller_ms > 0 and (caller_ms > clock_ms + CALLER_AHEAD_MS or caller_ms < clock_ms - CALLER_BEHIND_MS) then
   return { 'CLOCK', '', clock_ms, stored }
@@ -112,7 +110,7 @@ for _, entry in ipairs(entries) do
   end
 end
 -- Whether upstream closed the bucket, as `closing` in quota/rules/facts.py.
-local is_exhausted, is_read, facts = false, pcall(cjson.decode, fields[6] or '{}')
+local is_exhausted, is_read, facts = false, pcall(cjson.decode, fields[5] or '{}')
 for _, exhaustion in ipairs(is_read and type(facts) == 'table' and facts.version == 1 and facts.exhaustions or {}) do
   local of, _, until_ms, _, _, reopened_ms = unpack(exhaustion)
   is_exhausted = is_exhausted or (of == args[6] and reopened_ms == 0 and until_ms > now_ms)
@@ -134,9 +132,9 @@ local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 local seq
 ms, seq = next_id(newest and newest[1] or trimmed, clock_ms, ms, tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
 try_rights()
-call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(holds, 1), 'keep_ms', int(keep_ms),
-  'until_ms', int(clock_ms + lifetime_ms(keep_ms)), 'longest_ms', int(math.max(longest_ms, tonumber(fields[5] or 0) or 0)))
+call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(holds, 1),
+  'longest_ms', int(math.max(longest_ms, whole(fields[4]) or 0)))
 call('XADD', log, ms .. '-' .. int(seq), 'e', table.concat({ int(units), key, args[6], args[7], args[8], args[9] }, '\t'))
-live_on(keep_ms)
+live_on()
 reply[2], reply[4] = ms .. '-' .. key, stored ~= '' and stored or key
 return reply

@@ -4,24 +4,22 @@
 -- and corrections change together; facts, claims and places stay, kept views do not. If the user lacks a right, nothing changes.
 --
 -- KEYS  1 log  2 state  3 corrected, as in append.lua  4, 5 log and corrected of the replacement
--- ARGV  1 clock_ms  0 = the server's clock; another value is for tests and simulation
---       2 fence     the fence of the author, before or after renewals; or the seal
---       3 tip       the newest entry that the author has read; 0-0 = none
---       4 epoch     of the new log; '' = the fence or the seal stays
---       5 entries, 6 corrections: their numbers in the replacement
---       7 trimmed   the newest entry that moved to the past; '' = unchanged
+-- ARGV  1 fence     the fence of the author, before or after renewals; or the seal
+--       2 tip       the newest entry that the author has read; 0-0 = none
+--       3 epoch     of the new log; '' = the fence or the seal stays
+--       4 entries, 5 corrections: their numbers in the replacement
+--       6 trimmed   the newest entry that moved to the past; '' = unchanged
 -- Reply 1 if the log was replaced, else 0
 
 local log, state, corrected, built_log, built_corrected = unpack(KEYS)
 local call = redis.call
-local fence, tip, epoch, entries, corrections = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local trimmed = ARGV[7]
+local fence, tip, epoch, entries, corrections = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local trimmed = ARGV[6]
 
 -- @include parts/clock.lua
 -- @include parts/log_lifetime.lua
 -- @include parts/log_rights.lua
 
-local clock_ms = clock(tonumber(ARGV[1]))
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 local stands = call('HGET', state, 'epoch') or ''
 local token = string.match(fence, '^(~.*):%d*$')
@@ -39,9 +37,8 @@ if corrections > 0 then call('RENAME', built_corrected, corrected) else call('DE
 for _, name in ipairs(call('HKEYS', state)) do
   if string.sub(name, 1, 5) == 'view:' then call('HDEL', state, name) end
 end
-local keep_ms = tonumber(call('HGET', state, 'keep_ms') or 0) or 0
 local holds = (entries > 0 and 1 or 0) + (corrections > 0 and 1 or 0)
-call('HSET', state, 'epoch', epoch ~= '' and epoch or stands, 'holds', holds, 'until_ms', int(clock_ms + lifetime_ms(keep_ms)))
+call('HSET', state, 'epoch', epoch ~= '' and epoch or stands, 'holds', holds)
 if trimmed ~= '' then call('HSET', state, 'trimmed', trimmed) end
-live_on(keep_ms)
+live_on()
 return 1

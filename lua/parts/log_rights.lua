@@ -3,6 +3,7 @@ local function try_rights()
   local none = state .. ':none'
   redis.call('XADD', none, 'NOMKSTREAM', '*', 'e', '')
   redis.call('XTRIM', none, 'MAXLEN', '0')
+  redis.call('HGET', none, 'f')
   redis.call('HDEL', none, 'f')
   redis.call('DEL', none)
   redis.call('PEXPIRE', none, '1')

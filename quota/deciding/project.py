@@ -153,7 +153,6 @@ class Project(OfOneProcess):
             must=must,
             seq=seq_of(charges[0].key) if charges else 0,
             new_epoch=self.keys.next() if not epoch else "",
-            keep_ms=self.longest_ms + SLACK_MS,
         )
 
     # -- asking ------------------------------------------------------------------------------------------------------

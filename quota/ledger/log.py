@@ -89,8 +89,6 @@ class Append(NamedTuple):
     correction takes what it adds, and `others` take all their units (`weight`). Behind an unread marker or an
     unreadable entry, only ANY is room enough. With `rooms` each limit has its own room, and only entries that the limit
     counts take from it. So the charges of others to other limits delay nobody.
-
-    `keep_ms` is the longest window of the author.
     """
 
     epoch: str
@@ -103,7 +101,6 @@ class Append(NamedTuple):
     rooms: Sequence[Room] = ()
     seq: int = 0
     new_epoch: str = ""
-    keep_ms: int = 0
 
 
 Word = Literal["APPENDED", "READ", "AGAIN", "CLOCK", "BEHIND"]

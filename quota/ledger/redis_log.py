@@ -56,7 +56,7 @@ READ_AGAIN_WITHIN_S = 0.5
 BUILD_AT_ONCE = 500
 """The most entries that one script adds to a log being built. Meanwhile the server answers nobody else."""
 
-OF_THE_LOG = (EPOCH, "holds", "trimmed", "keep_ms", "until_ms")
+OF_THE_LOG = (EPOCH, "holds", "trimmed")
 """The log's own fields of the state: see `lua/append.lua`."""
 
 TRIM_AT_ONCE = 250
@@ -143,7 +143,6 @@ class RedisLog(OfOneProcess, Log):
             str(request.latest_ms),
             str(request.room),
             str(request.seq),
-            str(request.keep_ms),
             self._clock_text(),
             " ".join(map(id_text, request.must)),
             request.new_epoch,
@@ -190,7 +189,7 @@ class RedisLog(OfOneProcess, Log):
         built = _beside(log, corrected)
         self._build(built, entries)
         corrections = len({entry.of for entry in entries if entry.kind == "correction"})
-        args = [self._clock_text(), fence, id_text(tip), epoch, str(len(entries)), str(corrections)]
+        args = [fence, id_text(tip), epoch, str(len(entries)), str(corrections)]
         args.append("" if trimmed is None else id_text(trimmed))
         done = bool(self._run("replace", (log, state, corrected, *built), args) == 1)
         with suppress(LedgerError):  # then reports show them twice

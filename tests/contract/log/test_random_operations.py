@@ -103,7 +103,6 @@ class Pair:
             rooms=[Room(selector, dice.randrange(20)), Room(Selector(), 500)] if dice.random() < 0.3 else (),
             seq=dice.getrandbits(40),
             new_epoch=f"e{dice.getrandbits(30)}",
-            keep_ms=dice.choice((0, DAY_MS)),
         )
         for _ in range(dice.choice((1, 1, 2))):  # the answer was lost, and it is asked again
             reply = self.ask(lambda log: log.append(self.project, request))

@@ -15,6 +15,7 @@ from quota.deciding.repairs import repair
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.log import ANY, PAST_MS, Append, Log, Reply
 from quota.ledger.redis_log import RedisLog, keys_of, script
+from quota.ledger.state import LONGEST
 from quota.rules.entry import END, START, Entry, Id
 from quota.terms.limits import DAY_MS, SLACK_MS
 from support.clusters import Nodes
@@ -96,25 +97,19 @@ def test_a_log_built_and_never_put_in_place_expires(log: RedisLog, admin: redis.
 
 def test_all_keys_live_on_before_half_their_time_is_over(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
-    for key in (LOG, STATE, CORRECTED):
-        admin.pexpire(key, 1_000_000)
-    later_ms = log.now_ms() + PAST_MS // 3
-    log._clock = lambda: later_ms
-    tip = append(log, "e1", tip, charge(5, key="k5")).id or START
-    assert admin.pttl(LOG) <= 1_000_000
-    later_ms += PAST_MS // 4
-    append(log, "e1", tip, charge(5, key="k6"))
-    assert min(admin.pttl(key) for key in (LOG, STATE, CORRECTED)) > PAST_MS - DAY_MS
+    for rest_ms, renewed in ((PAST_MS * 3 // 4, False), (PAST_MS // 3, True)):
+        for key in (LOG, STATE, CORRECTED):
+            admin.pexpire(key, rest_ms)
+        tip = append(log, "e1", tip, charge(5, key=f"k{rest_ms}")).id or START
+        assert {admin.pttl(key) > PAST_MS - DAY_MS for key in (LOG, STATE, CORRECTED)} == {renewed}
 
 
 def test_all_keys_live_as_long_as_the_longest_window_ever_named(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
-    tip = append(log, "e1", tip, charge(5, key="k5"), keep_ms=60 * DAY_MS).id or START
-    admin.pexpire(LOG, 1_000_000)
-    later_ms = log.now_ms() + 2 * DAY_MS
-    log._clock = lambda: later_ms
-    tip = append(log, "e1", tip, charge(5, key="k6"), keep_ms=DAY_MS).id or START
+    log.change(P, {}, {LONGEST: str(60 * DAY_MS)})
     assert admin.pttl(LOG) > 60 * DAY_MS
+    admin.pexpire(LOG, 59 * DAY_MS)
+    append(log, "e1", tip, charge(5, key="k6"))
     log.change(P, {}, {"facts": "x"}, marker())
     assert put_together(log, [*log.read(P, START, END, 10)])
     lifetimes_ms = [admin.pttl(key) for key in (LOG, STATE, CORRECTED)]
@@ -179,7 +174,7 @@ def test_a_key_of_another_type_is_an_error_and_changes_nothing(key: str, log: Re
 
 def test_a_state_with_invalid_numbers_fails_no_script(log: RedisLog, admin: redis.Redis) -> None:
     tip = begun(log)
-    admin.hset(STATE, mapping={"keep_ms": "x", "until_ms": "?"})
+    admin.hset(STATE, mapping={"longest_ms": "9" * 400})
     assert append(log, "e1", tip, charge(5, key="k5")).word == "APPENDED"
     admin.hset(STATE, "holds", "many")
     assert append(log, "e1", tip, charge(5, key="k6"), room=ANY).word == "BEHIND"

@@ -347,7 +347,7 @@ def charge_thousands(site: Site, ledger: Log) -> None:
     for n in range(THOUSANDS):
         made = [Entry(START, 1, "units", "videos.list", "", "", f"{n}-{m}") for m in range(1_000)]
         beginning = ledger.begin("p")
-        ask = Append(beginning.epoch, beginning.tip, made, 2**53, new_epoch="e", keep_ms=DAY_MS)
+        ask = Append(beginning.epoch, beginning.tip, made, 2**53, new_epoch="e")
         assert ledger.append("p", ask).word == "APPENDED"
         site.now_ms += 1
 
