@@ -98,8 +98,8 @@ if size >= first or room < 0 or rooms ~= '' then
   local own_key = args[FIRST_LINE] and match(args[FIRST_LINE], '^[^\t]*\t([^\t]*)')
   local corrects, limits, taken = {}, rooms ~= '' and cjson.decode(rooms) or { false }, {}
   for at = FIRST_LINE, #args do
-    local _, of = correction_in(args[at])
-    if of then corrects[of] = true end
+    local entry = entry_in(args[at])
+    if entry and entry.kind == 'c' then corrects[entry.of] = true end
   end
   is_changed = is_changed or (epoch ~= stored and size >= first) -- another author began the log
   for at = first, math.min(size, first + MAX_UNSEEN - 1) do
@@ -107,9 +107,9 @@ if size >= first or room < 0 or rooms ~= '' then
     reply[#reply + 1] = id
     reply[#reply + 1] = line or ''
     local entry = entry_in(line)
-    if entry then
+    if entry and entry.kind ~= 'm' then
       if entry.key == own_key then earlier = earlier or id end
-      if corrects[entry.of] then is_changed = true end
+      if entry.kind == 'c' and corrects[entry.of] then is_changed = true end
       for n, limit in ipairs(limits) do taken[n] = (taken[n] or 0) + weight(entry, limit) end
     elseif room < ANY then
       is_changed = true
@@ -139,10 +139,10 @@ for at = FIRST_LINE, #args do
   ids[at] = id
   if byte(args[at]) == CORRECTION then
 -- @include parts/log_lines.lua
-    local units, of = correction_in(args[at])
-    if of then
-      notes[#notes + 1] = of
-      notes[#notes + 1] = units .. ' ' .. id
+    local entry = entry_in(args[at])
+    if entry then
+      notes[#notes + 1] = entry.of
+      notes[#notes + 1] = int(entry.units) .. ' ' .. id
     end
   end
 end

@@ -9,6 +9,7 @@
 local log, corrected = KEYS[1], KEYS[2]
 local building_ms, FIRST = ARGV[1], 2
 
+-- @include parts/clock.lua
 -- @include parts/log_lines.lua
 
 redis.call('PEXPIRE', log, building_ms) -- fails before any write if the user lacks this right
@@ -16,9 +17,9 @@ for at = FIRST, #ARGV, 2 do
   local id, line = ARGV[at], ARGV[at + 1]
   redis.call('XADD', log, id, 'e', line)
   redis.call('PEXPIRE', log, building_ms)
-  local units, of = correction_in(line)
-  if of and corrected then
-    redis.call('HSET', corrected, of, units .. ' ' .. id)
+  local entry = entry_in(line)
+  if corrected and entry and entry.kind == 'c' then
+    redis.call('HSET', corrected, entry.of, int(entry.units) .. ' ' .. id)
     redis.call('PEXPIRE', corrected, building_ms)
   end
 end

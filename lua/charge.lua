@@ -81,33 +81,27 @@ if #entries > MAX_ENTRIES then return wrong('the window has more than 20,000 ent
 local function selects(list, name) return list == '*' or string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) end
 local function cost(limit, n) return limit.calls and math.min(n, 1) or n end
 -- The same rules as RunningTotal in quota/rules/total.py.
-local function count(limit, at_ms, kind, n, bucket, method, job, region, rest)
-  local of, since_ms, until_ms, before_units = match(rest, '^\t([^\t]*)\t(%d+)%-(%d+)\t(%d+)$')
-  local cutoff_ms = now_ms - limit.window_ms
-  if at_ms <= cutoff_ms or not selects(limit.buckets, bucket) then return end
+local function count(limit, came_ms, entry)
+  local cutoff_ms, kind, of = now_ms - limit.window_ms, entry.kind, entry.of
+  if came_ms <= cutoff_ms or not selects(limit.buckets, entry.bucket) then return end
   if kind == 'o' then
-    local heard_ms, is_narrow = tonumber(method), limit.methods ~= '*' or limit.jobs ~= '*'
+    local heard_ms, is_narrow = tonumber(entry.method), limit.methods ~= '*' or limit.jobs ~= '*'
     local is_as_long = not heard_ms or (24 * limit.window_ms <= 25 * heard_ms and 24 * heard_ms <= 25 * limit.window_ms
-      and (not limit.calls or region == 'calls'))
-    local leaves_ms = until_ms and math.min(until_ms + 0, at_ms + limit.window_ms) or 0
+      and (not limit.calls or entry.region == 'calls'))
+    local leaves_ms = math.min(entry.at_seq + 0, came_ms + limit.window_ms)
     if is_narrow or not is_as_long or leaves_ms <= now_ms then return end
-    limit.others[of] = math.max(limit.others[of] or 0, n)
-  elseif selects(limit.methods, method) and selects(limit.jobs, job) then
-    if kind == '' then limit.used = limit.used + cost(limit, n) end
-    local is_counted = kind == 'c' and of and since_ms + 0 > cutoff_ms and before(trimmed, since_ms .. '-' .. until_ms)
-    if is_counted then limit.used = limit.used + cost(limit, n) - cost(limit, before_units + 0) end
+    limit.others[of] = math.max(limit.others[of] or 0, entry.units)
+  elseif selects(limit.methods, entry.method) and selects(limit.jobs, entry.job) then
+    if kind == '' then limit.used = limit.used + cost(limit, entry.units) end
+    local is_counted = kind == 'c' and entry.at_ms + 0 > cutoff_ms and before(trimmed, entry.at_ms .. '-' .. entry.at_seq)
+    if is_counted then limit.used = limit.used + cost(limit, entry.units) - cost(limit, entry.before_units) end
   end
 end
 local earlier
-for _, entry in ipairs(entries) do
-  local kind, n, own, bucket, method, job, region, rest = match(line_of(entry) or '',
-    '^([co]?)(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)(.*)$')
-  if kind then
-    if own == key then earlier = match(entry[1], '^%d+') .. '-' .. key end
-    for _, limit in ipairs(limits) do
-      count(limit, match(entry[1], '^%d+') + 0, kind, n + 0, bucket, method, job, region, rest)
-    end
-  end
+for _, row in ipairs(entries) do
+  local entry, came_ms = entry_in(line_of(row)), match(row[1], '^%d+')
+  if entry and entry.key == key then earlier = came_ms .. '-' .. key end
+  for _, limit in ipairs(entry and limits or {}) do count(limit, came_ms + 0, entry) end
 end
 -- Whether upstream closed the bucket, as `closing` in quota/rules/facts.py.
 local is_exhausted, is_read, facts = false, pcall(cjson.decode, fields[5] or '{}')

@@ -33,11 +33,11 @@ try_rights()
 redis.call('HSET', state, 'trimmed', entries[moved][1])
 local reply = { moved }
 for at = 1, moved do
-  local id, line = entries[at][1], line_of(entries[at]) or ''
-  local _, of = correction_in(line)
-  local note = of and redis.call('HMGET', corrected, of)[1]
-  if note and string.match(note, '%S+$') == id then redis.call('HDEL', corrected, of) end
-  if is_readable(line) and not add_to_past(id, line) then
+  local id, line = entries[at][1], line_of(entries[at])
+  local entry = entry_in(line)
+  local note = entry and entry.kind == 'c' and redis.call('HMGET', corrected, entry.of)[1]
+  if note and string.match(note, '%S+$') == id then redis.call('HDEL', corrected, entry.of) end
+  if entry and not add_to_past(id, line) then
     reply[#reply + 1] = id
     reply[#reply + 1] = line
   end

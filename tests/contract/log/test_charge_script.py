@@ -123,3 +123,5 @@ def test_the_charge_script_counts_as_running_totals_do(admin: redis.Redis, log: 
         request = Append(reply[3], entries[-1].id, more[pick.randrange(2) :], ANY)
         assert log.append(P, request).word in ("APPENDED", "READ")
         log.trim(P, now_ms - pick.choice((HOUR_MS, HOUR_MS // 2)))
+        ms, seq = log.begin(P).tip
+        admin.xadd(keys_of(P).log, {"e": f"9\tx{number}\tunits\ta\tj1\t\ttoo long"}, f"{ms}-{seq + 1}")
