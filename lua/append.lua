@@ -56,18 +56,9 @@ local FENCE, SEAL, CORRECTION = 126, 33, 99 -- ~ ! c
 local clock_ms, ms = clock(args[7] + 0)
 local fields = call('HMGET', state, 'epoch', 'holds', 'longest_ms')
 local stored, holds = fields[1] or '', tonumber(fields[2] or 0) or 0
--- Read from the end, so that the time depends on the unseen entries only. The newest comes first, unless there are too many.
-local entries = call('XREVRANGE', log, '+', seen, 'COUNT', MAX_UNSEEN + 2)
+local entries = call('XRANGE', log, seen, '+', 'COUNT', MAX_UNSEEN + 2)
 local size = #entries
-local newest, oldest = entries[1], entries[size]
-if size == MAX_UNSEEN + 2 then
-  entries = call('XRANGE', log, seen, '+', 'COUNT', MAX_UNSEEN + 2)
-  oldest = entries[1]
-else
-  for at = 1, math.floor(size / 2) do
-    entries[at], entries[size + 1 - at] = entries[size + 1 - at], entries[at]
-  end
-end
+local oldest, newest = entries[1], entries[size]
 
 -- In most calls the required keys certainly exist: the log has entries, and there are no corrections.
 if stored ~= epoch or size == 0 or holds ~= 1 or byte(stored) == FENCE or byte(stored) == SEAL then

@@ -176,7 +176,7 @@ def test_the_least_rights_are_enough_for_all_that_programs_do_and_each_is_needed
     assert set(COMMANDS) - used == set()
 
 
-NEEDED_TO_CHARGE = sorted({*COMMANDS} - {"hkeys", "hlen", "info", "rename", "xlen", "xrange", "pttl"})
+NEEDED_TO_CHARGE = sorted({*COMMANDS} - {"hkeys", "hlen", "info", "rename", "xlen", "pttl"})
 """Those without which the first charge of a project is refused."""
 
 
