@@ -16,9 +16,9 @@ from quota.deciding.allowance import try_to_repay
 from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import Project
 from quota.errors import LedgerError
-from quota.ledger.log import MAX_PAST, MAX_READ, PAST_MS
+from quota.ledger.log import MAX_PAST, PAST_MS, all_entries
 from quota.ledger.state import begin
-from quota.rules.entry import END, START, Entry, Id, just_before
+from quota.rules.entry import START, Entry, Id, just_before
 from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
 from quota.terms.limits import DAY_MS
 
@@ -40,23 +40,9 @@ def hand_in(project: Project) -> None:
 
 
 def entries(project: Project, after: Id = START) -> Iterator[Entry]:
-    """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
-    once."""
-    log, name, trimmed = project.log, project.name, project.reading.trimmed
-    while True:
-        is_past = after < trimmed
-        piece = log.past(name, after, trimmed, MAX_READ) if is_past else log.read(name, after, END, MAX_READ)
-        if not is_past:
-            trimmed = begin(log, name, api=project.api).trimmed
-            if after < trimmed:
-                continue  # the next entries are in the past now
-        yield from piece
-        if piece and len(piece) == MAX_READ:
-            after = piece[-1].id
-        elif is_past:
-            after = trimmed
-        else:
-            return
+    """All entries after an id, in order. Raises UnusableLedger if the log has moved or is of another API."""
+    begin(project.log, project.name, api=project.api)
+    return all_entries(project.log, project.name, after)
 
 
 def sums(project: Project) -> Sequence[ChargedSum]:

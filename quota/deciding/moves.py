@@ -170,7 +170,7 @@ def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[
     edge = min(_edge(old, project), _edge(new, project))
     is_whole = all(log.begin(project).trimmed == START for log in (old, new))
     trimmed = START if is_whole else edge
-    have, seen = (all_entries(log, project, trimmed, progress) for log in (new, old))
+    have, seen = ([*all_entries(log, project, trimmed, progress)] for log in (new, old))
     return union(have, missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
 
 
@@ -185,7 +185,7 @@ def _edge(log: Log, project: str) -> Id:
 
 def charges_in(log: Log, project: str) -> int:
     """How many charges of a project a ledger has, in its log and its past."""
-    return sum(entry.kind == "charge" for entry in all_entries(log, project, START))
+    return sum(entry.kind == "charge" for entry in all_entries(log, project))
 
 
 # -- the state ---------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             beginning = log.begin(project, (FACTS, LONGEST, SUMS))
             now_ms, state = beginning.clock_ms, beginning.state
             trimmed = min(beginning.trimmed, just_before(now_ms - longest_of(state) - SLACK_MS))
-            before = all_entries(log, project, trimmed)
+            before = [*all_entries(log, project, trimmed)]
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
             if FACTS in state:

@@ -308,14 +308,25 @@ Progress = Callable[[str, int], None]
 """Gets the project, and the number of its entries that were read."""
 
 
-def all_entries(log: Log, project: str, after: Id, progress: Progress = lambda *_: None) -> list[Entry]:
-    """The entries of the past and the log after an id. An entry that is in both comes once."""
-    entries: dict[str, Entry] = {}
-    for read in (log.past, log.read):
-        for piece in in_pieces(read, project, after):
-            entries |= {entry.key: entry for entry in piece}
-            progress(project, len(entries))
-    return [*entries.values()]
+def all_entries(log: Log, project: str, after: Id = START, progress: Progress = lambda *_: None) -> Iterator[Entry]:
+    """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
+    once."""
+    trimmed = log.begin(project).trimmed
+    while True:
+        is_past = after < trimmed
+        piece = log.past(project, after, trimmed, MAX_READ) if is_past else log.read(project, after, END, MAX_READ)
+        if not is_past:
+            trimmed = log.begin(project).trimmed
+            if after < trimmed:
+                continue  # the next entries are in the past now
+        progress(project, len(piece))
+        yield from piece
+        if piece and len(piece) == MAX_READ:
+            after = piece[-1].id
+        elif is_past:
+            after = trimmed
+        else:
+            return
 
 
 def is_fence(epoch: str) -> bool:

@@ -175,10 +175,7 @@ class Connections:
             line.connect()
         except RedisError as error:
             line.disconnect()
-            failure = self.failure_of(error, is_new=True)
-            if isinstance(failure, Lost):
-                failure.left = False
-            raise failure from error
+            raise self.failure_of(error, is_new=True) from error
         except (LookupError, TypeError, ValueError) as error:  # the library cannot read a sentinel's answer
             line.disconnect()
             raise NotRedis("its answer cannot be read") from error
@@ -268,7 +265,7 @@ def _pool_of(target: Target) -> redis.ConnectionPool:
 
 def _without_primary(sentinels: Target) -> Failed:
     """Why the sentinels name no primary. The library asks them in turn, but does not report their answers."""
-    failure: Failed = NoAnswer("no sentinel answers", left=False)
+    failure: Failed = NoAnswer("no sentinel answers")
     ends_s = elapsed_s() + DISCOVERY_S
     for host, port in sentinels.nodes:
         if elapsed_s() > ends_s:
@@ -292,7 +289,7 @@ def _without_primary(sentinels: Target) -> Failed:
         if isinstance(services, list) and not any(sentinels.service in service for service in services):
             remedy = "write the name after `sentinel monitor`"
             return Misconfigured(f"{name} knows no service {sentinels.service!r}; {remedy}")
-        failure = Lost("its sentinels see no primary", left=False)
+        failure = Lost("its sentinels see no primary")
     return failure
 
 
@@ -317,12 +314,10 @@ class Cluster:
     pack = Connections.pack
 
     def execute_command(self, *command: str | bytes, ends_s: float | None = None) -> Any:
-        """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key: its reply is the
-        earliest clock of the nodes that answer."""
-        if command[0] == "TIME":
-            return self._earliest(elapsed_s() + self.wall_s if ends_s is None else ends_s)
-        key = command[3] if command[0] in ("EVAL", "EVALSHA") else command[1]
-        return self.ask(self.pack(*command), ends_s, key=key)
+        """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key, so its name
+        chooses a node."""
+        key_at = {"TIME": 0, "EVAL": 3, "EVALSHA": 3}.get(command[0], 1)
+        return self.ask(self.pack(*command), ends_s, key=command[key_at])
 
     def ask(self, words: Words, ends_s: float | None = None, *, key: str | bytes) -> Any:
         """As `execute_command`, for a packed command."""
@@ -349,8 +344,8 @@ class Cluster:
 
     def scan(self, pattern: str) -> Iterator[str]:
         """The matching keys of all nodes."""
-        for connections in self._primaries():
-            yield from connections.scan(pattern)
+        for node in self._discovered_nodes().get_nodes_by_server_type("primary"):
+            yield from self._at(str(node.host), int(node.port)).scan(pattern)
 
     def close(self) -> None:
         """Close all connections. The next command connects again."""
@@ -370,7 +365,7 @@ class Cluster:
             except (RedisClusterException, LookupError, TypeError, ValueError) as error:
                 # The library does not report the reason: ask the first node for it.
                 self._at(*self._target.nodes[0]).execute_command("CLUSTER", "SLOTS")
-                raise Lost(str(error), left=False) from error
+                raise Lost(str(error)) from error
             places = {(str(node.host), int(node.port)) for node in nodes.nodes_cache.values()}
             for place in self._connections.keys() - places:  # otherwise it would ask every node that ever existed
                 self._connections.pop(place).close()
@@ -403,19 +398,3 @@ class Cluster:
             node = Connections(self._target.at(host, port))
             connections = self._connections.setdefault((host, port), node)
         return connections
-
-    def _primaries(self) -> list[Connections]:
-        nodes = self._discovered_nodes().get_nodes_by_server_type("primary")
-        return [self._at(str(node.host), int(node.port)) for node in nodes]
-
-    def _earliest(self, ends_s: float) -> list[str]:
-        times, failed = [], Failed("no node")
-        for connections in self._primaries():
-            try:
-                times.append(connections.execute_command("TIME", ends_s=ends_s))
-            except Lost as error:
-                self._nodes = None
-                failed = error
-        if not times:
-            raise failed
-        return min(times, key=lambda time: [int(number) for number in time])

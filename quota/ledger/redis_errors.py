@@ -31,11 +31,7 @@ class Failed(Exception):  # noqa: N818  # says what happened
 
 
 class Lost(Failed):
-    """The server may or may not have run the command. If nothing `left` this process, it has not."""
-
-    def __init__(self, message: str, *, left: bool = True) -> None:
-        super().__init__(message)
-        self.left = left
+    """The server may or may not have run the command."""
 
 
 class NoAnswer(Lost):

@@ -177,7 +177,7 @@ def stored(setup: Setup) -> tuple[Sequence[Entry], Sequence[Entry]]:
 def test_the_history_is_past_and_log_in_any_pieces(setup: Setup, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     charge(setup, 7)
     trim(setup, 4)
-    monkeypatch.setattr("quota.deciding.history.MAX_READ", most)
+    monkeypatch.setattr("quota.ledger.log.MAX_READ", most)
     past, log = stored(setup)
     assert (len(past), len(log)) == (4, 3)
     assert [*entries(setup.opened())] == [*past, *log]
@@ -208,7 +208,7 @@ def test_an_entry_trimmed_during_a_read_comes_once(
     charge(setup, 5)
     trim(setup, 2)
     every = [entry for part in stored(setup) for entry in part]
-    monkeypatch.setattr("quota.deciding.history.MAX_READ", most)
+    monkeypatch.setattr("quota.ledger.log.MAX_READ", most)
     project = setup.opened()
     trims = {1: Fault(after=lambda: trim(setup, count))}
     monkeypatch.setattr(project, "log", FaultyLog(setup.ledger, trims, method))
