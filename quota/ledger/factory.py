@@ -42,23 +42,13 @@ BACKENDS = (
 
 SCHEMES = tuple(scheme for backend in BACKENDS for scheme in backend.schemes)
 
-ALIASES = {
-    "redis+unix": "unix",
-    "valkey": "redis",
-    "valkeys": "rediss",
-    "valkey+unix": "unix",
-    "valkey+sentinel": "redis+sentinel",
-    "valkeys+sentinel": "rediss+sentinel",
-    "valkey+cluster": "redis+cluster",
-    "valkeys+cluster": "rediss+cluster",
-}
-"""Names that other drivers use for the same schemes."""
-
 
 def canonical(url: str) -> str:
-    """The URL with the scheme that we use for it, so that two spellings of one ledger give one label."""
+    """The URL with the scheme that we use for it, so that two spellings of one ledger give one label. Other drivers
+    write `valkey` or `redis+unix`."""
     scheme, slashes, rest = url.partition("://")
-    return f"{ALIASES.get(scheme, scheme)}{slashes}{rest}"
+    ours = scheme.replace("valkey", "redis", 1)
+    return f"{'unix' if ours == 'redis+unix' else ours}{slashes}{rest}"
 
 
 def backend_of(url: str) -> Backend:
@@ -86,7 +76,7 @@ def file_of(url: str) -> str | None:
 
 
 def open_ledger(url: str, *, clock: Clock | None = None) -> Log:
-    """The ledger at a URL: `sqlite:///path`, `memory:`, or one of REDIS_SCHEMES or ALIASES.
+    """The ledger at a URL: `sqlite:///path`, `memory:`, or one of REDIS_SCHEMES, perhaps in another spelling.
 
     It contacts nothing before the first use. `clock` (ms since 1970) replaces the ledger's own clock, for tests and
     simulation only. Raises ConfigError for any other scheme.
