@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import add
 from typing import NamedTuple
 
 from quota.common.clock import elapsed_s
@@ -108,7 +107,8 @@ def _decide(project: Project, checklist: Checklist, charges: Sequence[Entry], en
         first = reply.id or project.reading.appended(charges)
         if first is not None:
             if used_units is None:  # another thread noticed a loss meanwhile
-                used_units = tuple(map(add, outcome.used_units, checklist.costs))
+                each = zip(outcome.used_units, checklist.checks, strict=True)
+                used_units = tuple([used + check.cost_units for used, check in each])
             return Outcome("ok", outcome.now_ms, used_units, outcome.caps, facts=outcome.facts, first=first)
         clock_tries += reply.word == "CLOCK"
         if clock_tries > MAX_CLOCK_TRIES or reply.clock_ms > project.wall() + MAX_CLOCK_AHEAD_MS:
@@ -158,7 +158,7 @@ def _compare(project: Project, checklist: Checklist, now_ms: int) -> Outcome:
     """The outcome by the totals, once all is read."""
     reading = project.reading
     used_units = tuple([reading.totals[view].used_units for view in checklist.views])
-    caps = checklist.caps_compared(reading.facts, now_ms)
+    caps = checklist.caps_at(now_ms, reading.facts.granted(now_ms))
     closed = closing(reading.facts, checklist.closed_by, now_ms, project.jitter_ms)
     # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
     room = room_of(checklist, caps, used_units)

@@ -20,7 +20,7 @@ from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.errors import CostExceedsLimit, UsageError
 from quota.rules.entry import FURTHER, RESERVED, START, Entry
-from quota.rules.facts import Facts, Grant
+from quota.rules.facts import Grant
 from quota.terms.arguments import MAX_NUMBER, check_name, whole
 from quota.terms.costs import MAX_PARTS, CostBook, Part
 from quota.terms.limits import DAY_MS, MAX_UNITS, Calendar, Limit, View, no_longer, of_jobs, paced_units
@@ -138,23 +138,9 @@ class Checklist:
         """The checklist of each call."""
         return self.each or (self,)
 
-    @cached_property
-    def costs(self) -> tuple[int, ...]:
-        """The cost in each limit."""
-        return tuple([check.cost_units for check in self.checks])
-
-    @cached_property
-    def caps(self) -> tuple[int, ...]:
-        """The number enforced by each limit, without its pace and upstream's grants."""
-        return tuple([check.cap_units for check in self.checks])
-
     def caps_at(self, now_ms: int | None, granted: Mapping[str, int]) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
         return tuple([cap(limit, leave, cost, now_ms, granted) for limit, cost, leave, _ in self.checks])
-
-    def caps_compared(self, facts: Facts, now_ms: int) -> tuple[int, ...]:
-        """The most that each limit may hold at a time."""
-        return self.caps_at(now_ms, facts.granted(now_ms)) if self.paced or facts.grants else self.caps
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from quota.rules.calls import (
     ALWAYS,
     CONFIRM_MS,
     MAX_KEPT,
+    Checklist,
     Checklists,
     cap,
     charge_units,
@@ -73,6 +74,10 @@ def checklists(
     *limits: Limit, leave: Mapping[str, Mapping[str, int]] | None = None, now_ms: int = MIDNIGHT
 ) -> Checklists:
     return Checklists("main", BOOK, limits, leave or {}, lambda: now_ms)
+
+
+def costs(made: Checklist) -> tuple[int, ...]:
+    return tuple(check.cost_units for check in made.checks)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def test_the_number_enforced_is_what_grants_leaving_and_pace_make_of_a_limit(
 def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_does() -> None:
     made = checklists(limit(100), leave={"backfill": {"day": 40}})
     for units, job in ((100, ""), (60, "backfill")):
-        assert made["items.list", units, None, job].costs == (units,)
+        assert costs(made["items.list", units, None, job]) == (units,)
         with pytest.raises(CostExceedsLimit, match="can never fit; raise the limit or make a cheaper call") as raised:
             made.make(("items.list", units + 1, None, job))
         assert ("after leaving 40:" in str(raised.value)) == ("after leaving" in str(raised.value)) == bool(job)
@@ -186,14 +191,14 @@ def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
     made = checklists(limit(100), limit(5, selector=Selector(count="calls"), name="calls"))
     cheap, dear = made["items.list", 20, None, ""], made["items.insert", 40, None, ""]
     together = made.sum_of([cheap, dear, cheap, cheap], "")
-    assert (together.method, together.units, together.costs) == ("items.list", 100, (100, 4))
+    assert (together.method, together.units, costs(together)) == ("items.list", 100, (100, 4))
     assert (together.closed_by, together.calls) == (("units",), (cheap, dear, cheap, cheap))
     with pytest.raises(
         CostExceedsLimit, match=r"5 calls together cost 120 units and limit 'day' .* make fewer calls at once"
     ):
         made.sum_of([cheap, dear, cheap, cheap, cheap], "")
     cheapest = made["items.list", 1, None, ""]
-    assert made.sum_of([cheapest] * 5, "").costs == (5, 5)
+    assert costs(made.sum_of([cheapest] * 5, "")) == (5, 5)
     with pytest.raises(CostExceedsLimit, match="6 calls together cost 6 calls and limit 'calls'"):
         made.sum_of([cheapest] * 6, "")
 
@@ -209,9 +214,9 @@ def test_a_call_has_ten_buckets_at_most() -> None:
 def test_a_checklist_of_former_calls_uses_their_recorded_costs() -> None:
     made = checklists(limit(100), limit(100, selector=SEARCH.view.selector, name="search"))
     former = made.of_former("items.list", 100, "", 2, {}, None)
-    assert (former.costs, former.closed_by, former.priced) == ((100,), ("units",), ALWAYS)
+    assert (costs(former), former.closed_by, former.priced) == ((100,), ("units",), ALWAYS)
     assert made.of_former("items.list", 100, "", 2, {}, "search").closed_by == ("units", "search")
-    assert made.of_former("items.list", 100, "", 2, {"day": 90, "search": 10}, None).costs == (90, 10)
+    assert costs(made.of_former("items.list", 100, "", 2, {"day": 90, "search": 10}, None)) == (90, 10)
     book = BOOK._replace(default_get=BOOK.methods["items.find"][0])
     unnamed = Checklists("main", book, made.shown, {}, lambda: NOON).of_former("GET **", 7, "", 1, {}, None)
     assert (unnamed.parts, unnamed.closed_by) == ((Part("search", 7),), ("search",))
@@ -248,7 +253,7 @@ def test_a_limit_counts_of_a_call_the_buckets_that_it_selects() -> None:
 
 def test_a_look_asks_for_the_cheapest_call() -> None:
     look = checklists(limit(2_000)).of_a_look()
-    assert (look.units, look.costs, look.parts, look.checks[0].cap_units) == (1, (1,), (Part("units", 1),), 2_000)
+    assert (look.units, costs(look), look.parts, look.checks[0].cap_units) == (1, (1,), (Part("units", 1),), 2_000)
     dearer = BOOK._replace(methods={}, default_get=BOOK.default_other)
     assert Checklists("main", dearer, (limit(),), {}, lambda: NOON).of_a_look().units == 50
 
