@@ -62,9 +62,6 @@ OF_THE_LOG = (EPOCH, "holds", "trimmed")
 TRIM_AT_ONCE = 250
 """The most entries that one script moves to the past, or adds to it."""
 
-ASK_AT_ONCE = 1_000
-"""The most corrections that are read at once."""
-
 MAX_MERGES = 10
 """How often the past is rebuilt because others have added to it."""
 
@@ -155,11 +152,8 @@ class RedisLog(OfOneProcess, Log):
         return self._range(keys_of(project).log, after, through, count)
 
     def corrections(self, project: str, keys: Sequence[str]) -> Mapping[str, Correction]:
-        corrections: dict[str, Correction] = {}
-        for piece in _pieces(keys, ASK_AT_ONCE):
-            texts = self._command("HMGET", keys_of(project).corrected, *piece)
-            corrections |= self._read(_corrections, zip(piece, texts, strict=True))
-        return corrections
+        texts = self._command("HMGET", keys_of(project).corrected, *keys) if keys else ()
+        return self._read(_corrections, zip(keys, texts, strict=True))
 
     # -- the state ---------------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class SqliteLog(OfOneProcess, Log):
             epoch, tip = _standing(db, project)
             if seen != tip:
                 return Reply("BEHIND", clock_ms, epoch)
-        is_whole = all(_has(db, project, entry_id, unseen) for entry_id in request.must)
+        is_whole = all(_has(db, project, entry_id) for entry_id in request.must)
         if request.epoch not in ("", epoch) or is_closed(epoch) or not is_whole:
             return Reply("BEHIND", clock_ms, _standing(db, project)[0])
         whole = len(unseen) <= MAX_UNSEEN
@@ -313,14 +313,9 @@ def _tip(db: sqlite3.Connection, project: str) -> Id:
     return START if row is None else _id(*row)
 
 
-def _has(db: sqlite3.Connection, project: str, entry_id: Id, unseen: Sequence[Entry]) -> bool:
+def _has(db: sqlite3.Connection, project: str, entry_id: Id) -> bool:
     """Whether the log has an entry, or has trimmed it."""
-    return (
-        entry_id == START
-        or any(entry.id == entry_id for entry in unseen)
-        or db.execute(_HAS, (project, *entry_id)).fetchone() is not None
-        or entry_id <= _standing(db, project)[1]
-    )
+    return db.execute(_HAS, (project, *entry_id)).fetchone() is not None or entry_id <= _standing(db, project)[1]
 
 
 def _add(db: sqlite3.Connection, project: str, entries: Sequence[Entry], first: Id, epoch: str, new_epoch: str) -> str:
