@@ -135,15 +135,13 @@ def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
 def _missing(project: Project, views: Sequence[View], now_ms: int) -> Callable[[], None] | None:
     """What reads the next missing part of the log; None: all is read. Drops the entries that left these windows."""
     reading, behind = project.reading, []
-    if not reading.began:
+    totals = [reading.totals[view] for view in views if view in reading.totals]
+    if not reading.began or len(totals) < len(views):
         return partial(project.begin, views)
     if reading.facts_markers != reading.markers:  # they have changed
         return project.read_facts
     if project.stored_ms < project.longest_ms:
         return project.store_longest_window
-    totals = [reading.totals[view] for view in views if view in reading.totals]
-    if len(totals) < len(views):
-        return partial(project.open, [view for view in views if view not in reading.totals])
     for total in totals:
         if total.head < reading.seen:
             total.skip_left(cutoff(total.view.window, now_ms))

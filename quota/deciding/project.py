@@ -243,20 +243,29 @@ class Project(OfOneProcess):
             self.begin(())
 
     def begin(self, views: Sequence[View]) -> None:
-        """Begin to read the log, with the kept totals of these views. Raises LedgerError and BehindError."""
-        kept = [VIEW + view.name for view in views]
-        beginning = begin(self.log, self.name, (*kept, FACTS, LONGEST), self.api)
+        """Begin to read the log, or the totals of more of these views, with the kept ones. Raises LedgerError and
+        BehindError."""
+        fields = [*(VIEW + view.name for view in views), FACTS, LONGEST]
+        beginning = begin(self.log, self.name, fields, self.api)
         epoch, journal = beginning.epoch, self.journal
         if is_fence(epoch) or self.is_behind(beginning):
             self.in_turn(lambda: self.reading.hear_clock(beginning.clock_ms, elapsed_ms()))
             raise BehindError
         facts = self.whole_facts(beginning)
+        if self.reading.began and beginning.tip > self.reading.seen:
+            self.read_on()
 
         def take() -> None:
             self.reading.hear_clock(beginning.clock_ms, elapsed_ms())
-            if not self.reading.began:  # else another thread has begun, and may use its totals
+            if not self.reading.began:
                 self.reading.begin(epoch, beginning.tip, beginning.trimmed, Facts.read(facts))
-            self._take_views([view for view in views if view not in self.reading.totals], beginning)
+            is_same_log = epoch == self.reading.epoch
+            if is_same_log:
+                self.reading.trimmed = beginning.trimmed
+            for view in views:
+                if view not in self.reading.totals:
+                    kept = beginning.state.get(VIEW + view.name) if is_same_log else None
+                    self.reading.open(view, kept, self.now_ms(), beginning.tip)
 
         self.in_turn(take)
         self._newest_at_trim_ms = self._newest_at_trim_ms or beginning.tip[0]
@@ -308,22 +317,6 @@ class Project(OfOneProcess):
             if not stands.done and not is_fence(stands.epoch) and not is_seal(stands.epoch):
                 return  # another process was quicker; read what it named
         self.stored_ms = stored_ms
-
-    def open(self, views: Sequence[View]) -> None:
-        """Begin the totals of more views. Raises LedgerError and BehindError."""
-        beginning = self.log.begin(self.name, [VIEW + view.name for view in views])
-        if beginning.epoch != self.reading.epoch:
-            raise BehindError
-        if beginning.tip > self.reading.seen:
-            self.read_on()
-        self.in_turn(partial(self._take_views, views, beginning))
-
-    def _take_views(self, views: Sequence[View], beginning: Moment) -> None:
-        if beginning.epoch == self.reading.epoch:
-            self.reading.trimmed = beginning.trimmed
-        for view in views:
-            kept = beginning.state.get(VIEW + view.name) if beginning.epoch == self.reading.epoch else None
-            self.reading.open(view, kept, self.now_ms(), beginning.tip)
 
     def read_behind(self, head: Id) -> None:
         """Read a piece of the entries after `head`, which some totals have not counted yet. Raises LedgerError and
