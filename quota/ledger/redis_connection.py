@@ -100,10 +100,9 @@ class Connections:
         """The server's reply, unchanged. Raises Failed. The call must end at `ends_s` (`elapsed_s`)."""
         return self.ask(self.pack(*command), ends_s)
 
-    def ask(self, words: Words, ends_s: float | None = None, *, key: str = "", asking: bool = False) -> Any:
-        """As `execute_command`, for a packed command. `key` is for a cluster; `asking`: sends it to a node that is just
-        taking over the slot.
-        """
+    def ask(self, words: Words, ends_s: float | None = None, *, asking: bool = False) -> Any:
+        """As `execute_command`, for a packed command. `asking`: sends it to a node that is just taking over the
+        slot."""
         if asking:
             words = [*self.pack("ASKING"), *words]
         ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
@@ -311,18 +310,12 @@ class Cluster:
         self._nodes: NodesManager | None = None
         self._connections: dict[tuple[str, int], Connections] = {}
 
-    pack = Connections.pack
-
     def execute_command(self, *command: str | bytes, ends_s: float | None = None) -> Any:
         """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key, so its name
         chooses a node."""
-        key_at = {"TIME": 0, "EVAL": 3, "EVALSHA": 3}.get(command[0], 1)
-        return self.ask(self.pack(*command), ends_s, key=command[key_at])
-
-    def ask(self, words: Words, ends_s: float | None = None, *, key: str | bytes) -> Any:
-        """As `execute_command`, for a packed command."""
+        key = command[{"TIME": 0, "EVAL": 3, "EVALSHA": 3}.get(command[0], 1)]
         ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
-        slot = key_slot(key.encode() if isinstance(key, str) else key)
+        words, slot = Connections.pack(*command), key_slot(key.encode() if isinstance(key, str) else key)
         connections, asking = self._owner(slot), False
         for _ in range(MAX_REDIRECTIONS):
             try:

@@ -307,7 +307,7 @@ class RedisLog(OfOneProcess, Log):
 
         def ask(client: Connections | Cluster) -> Any:
             try:
-                return client.ask(client.pack("EVALSHA", sha, *words), key=keys[0])
+                return client.execute_command("EVALSHA", sha, *words)
             except ErrorReply as error:
                 if error.code != "NOSCRIPT":
                     raise
