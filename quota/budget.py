@@ -357,7 +357,7 @@ class Budget(OfOneProcess):
         """Count a refusal, and the calls that shadow limits would have refused."""
         if not decision.admitted:
             self.note_refusal(decision, charge.job, charge.region, len(checklist.calls))
-        elif checklist.shadow and decision.would_refuse:
+        elif decision.would_refuse:
             import logging  # late: few processes come here
 
             for name in decision.would_refuse:

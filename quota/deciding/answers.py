@@ -119,7 +119,7 @@ class Answers:
     def full(self, checklist: Checklist, outcome: Outcome) -> Refusal:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details."""
         states = self.limits_at_call(checklist, outcome, 0)
-        full = states if checklist.paced else [state for state in states if state.refuses]
+        full = [state for state in states if state.refuses or state.limit.paced]
         granted = outcome.facts.granted(outcome.now_ms)
         for state in full:
             if state.refuses and state.cost_units > state.cap_units and state.lapses_ms == NEVER:

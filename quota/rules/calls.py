@@ -125,9 +125,6 @@ class Checklist:
     checks: tuple[Check, ...]
     views: tuple[View, ...]
     """The view of each limit."""
-    paced: bool
-    shadow: bool
-    """Whether one of the limits is a shadow."""
     priced: tuple[int, int]
     """The span of time in which the call has this price, in ms. For several calls ALWAYS: nobody keeps their sum."""
     each: tuple[Checklist, ...] = ()
@@ -215,8 +212,6 @@ class Checklists:
             closed_by=closed_by,
             checks=tuple(checks),
             views=tuple([limit.view for limit in costs]),
-            paced=any(limit.paced for limit in costs),
-            shadow=any(limit.shadow for limit in costs),
             priced=priced,
         )
 

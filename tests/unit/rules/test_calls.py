@@ -184,7 +184,7 @@ def test_a_call_that_costs_as_much_as_a_limit_holds_fits_and_a_unit_more_never_d
         assert ("after leaving 40:" in str(raised.value)) == ("after leaving" in str(raised.value)) == bool(job)
     with pytest.raises(CostExceedsLimit, match="holds 0 after leaving 102:"):
         checklists(limit(100), leave={"backfill": {"day": 102}}).make(("items.list", 1, None, "backfill"))
-    assert checklists(limit(100, shadow=True))["items.list", 101, None, ""].shadow, "more than a shadow limit holds"
+    assert checklists(limit(100, shadow=True))["items.list", 101, None, ""].checks, "more than a shadow limit holds"
 
 
 def test_calls_together_fit_as_one_that_costs_their_sum() -> None:
