@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s
 from quota.common.files import list_names, read_text
-from quota.common.fork import OfOneProcess, start_over_in_child
+from quota.common.fork import OfOneProcess
 from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.ledger.log import (
     BUILDING_MS,
@@ -36,7 +35,7 @@ from quota.ledger.log import (
     Reply,
     seq_of,
 )
-from quota.ledger.redis_connection import Cluster, Connections, client_of
+from quota.ledger.redis_connection import client_of
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured, NotRedis, error_of, explained, is_denied
 from quota.ledger.redis_url import checked_target, label_of, user_of
 from quota.rules.entry import END, START, Entry, Id, id_text, packed, read_id, unpacked
@@ -111,11 +110,8 @@ class RedisLog(OfOneProcess, Log):
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         self.label = label_of(url)
         self._url = url
-        self._target = checked_target(url, self._timeout_s)
+        self._client = client_of(checked_target(url, self._timeout_s))
         self._clock = None if clock is None else whole_clock(clock)
-        self._client: Connections | Cluster | None = None
-        self.start_over_in_child()
-        start_over_in_child(self)
 
     # -- reading and appending ---------------------------------------------------------------------------------------
 
@@ -243,7 +239,7 @@ class RedisLog(OfOneProcess, Log):
 
     def projects(self) -> Sequence[str]:
         try:
-            matches = map(_LOG_OR_PAST.fullmatch, self._connected().scan("quota:{*}:ledger:[lp]*"))
+            matches = map(_LOG_OR_PAST.fullmatch, self._client.scan("quota:{*}:ledger:[lp]*"))
             return sorted({match[1] for match in matches if match is not None})
         except Failed as error:
             raise self._error(error) from error
@@ -273,14 +269,7 @@ class RedisLog(OfOneProcess, Log):
         return int(seconds) * 1000 + int(micros) // 1000
 
     def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def start_over_in_child(self) -> None:
-        """A thread that the child lacks may hold the lock. The connections start over by themselves."""
-        self._lock = threading.RLock()  # a signal handler may ask while its thread connects
+        self._client.close()
 
     # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
@@ -288,16 +277,9 @@ class RedisLog(OfOneProcess, Log):
         """The clock for the scripts; "0" means the server's own clock."""
         return "0" if self._clock is None else str(self._clock())
 
-    def _connected(self) -> Connections | Cluster:
-        client = self._client
-        if client is None:
-            with self._lock:
-                client = self._client = self._client or client_of(self._target)
-        return client
-
     def _command(self, *command: str) -> Any:
         """The reply to a command that only reads."""
-        return self._answer(lambda client: client.execute_command(*command), reads=True)
+        return self._answer(lambda: self._client.execute_command(*command), reads=True)
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[str], *, reads: bool = False) -> Any:
         """The reply of a script. If the server does not know the script, it gets the whole text. No other request is
@@ -305,25 +287,25 @@ class RedisLog(OfOneProcess, Log):
         text, sha = script(name)
         words = (str(len(keys)), *keys, *args)
 
-        def ask(client: Connections | Cluster) -> Any:
+        def ask() -> Any:
             try:
-                return client.execute_command("EVALSHA", sha, *words)
+                return self._client.execute_command("EVALSHA", sha, *words)
             except ErrorReply as error:
                 if error.code != "NOSCRIPT":
                     raise
-                return client.execute_command("EVAL", text, *words)
+                return self._client.execute_command("EVAL", text, *words)
 
         return self._answer(ask, reads=reads)
 
-    def _answer(self, ask: Callable[[Connections | Cluster], Any], *, reads: bool) -> Any:
+    def _answer(self, ask: Callable[[], Any], *, reads: bool) -> Any:
         again_until_s = elapsed_s() + READ_AGAIN_WITHIN_S if reads else 0.0
         try:
             try:
-                return ask(self._connected())
+                return ask()
             except Lost:
                 if elapsed_s() > again_until_s:
                     raise
-                return ask(self._connected())
+                return ask()
         except Failed as error:
             raise self._error(error) from error
 
