@@ -25,7 +25,7 @@ from quota.deciding.fence import Fence, FenceLostError
 from quota.deciding.project import BehindError, Project
 from quota.errors import LedgerError
 from quota.journal.journal import Journal
-from quota.ledger.log import LEASE_MS, Moment, all_between, fence_is_over, is_fence
+from quota.ledger.log import Moment, all_between, fence_is_over, is_fence
 from quota.ledger.state import LONGEST, begin, longest_of
 from quota.rules.entry import START, Entry, Id
 from quota.rules.facts import FACTS, Facts, Loss
@@ -75,21 +75,17 @@ def put_back(project: Project) -> None:
     except LedgerError:  # another process of this machine does it
         raise StillCountingError from None
     with lock:
-        while not _put_back_here(project, ends_s):
-            if elapsed_s() > ends_s + LEASE_MS / 1_000:
+        while not _put_back_here(project):
+            if elapsed_s() > ends_s:
                 raise StillCountingError
             time.sleep(LOOK_AGAIN_S)
 
 
-def _put_back_here(project: Project, ends_s: float) -> bool:
-    """One try of `put_back`, with a journal under its lock; False if the log was changed meanwhile."""
-    while True:  # until no other owner's fence stands
-        beginning = begin(project.log, project.name, (FACTS, LONGEST), project.api)
-        if not is_fence(beginning.epoch) or fence_is_over(beginning.epoch, beginning.clock_ms):
-            break
-        if elapsed_s() > ends_s:
-            raise StillCountingError
-        time.sleep(LOOK_AGAIN_S)
+def _put_back_here(project: Project) -> bool:
+    """One try of `put_back`, with a journal under its lock; False if another process is at work on the log."""
+    beginning = begin(project.log, project.name, (FACTS, LONGEST), project.api)
+    if is_fence(beginning.epoch) and not fence_is_over(beginning.epoch, beginning.clock_ms):
+        return False
     may_lack = is_fence(beginning.epoch) or project.reading.pending or project.is_behind(beginning)
     if project.journal is not None and may_lack:
         return _put_back_lost(project, project.journal, beginning)

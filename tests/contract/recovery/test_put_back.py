@@ -60,7 +60,7 @@ def test_two_machines_that_put_back_one_loss_report_one_loss(site: Site, monkeyp
 
 def test_a_process_pauses_before_it_tries_again_to_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server whose memory is full may drop each log at once."""
-    for name, value in (("WAIT_S", 0.0), ("LEASE_MS", 500), ("LOOK_AGAIN_S", 0.6)):
+    for name, value in (("WAIT_S", 0.5), ("LOOK_AGAIN_S", 0.6)):
         monkeypatch.setattr(losses, name, value)
     machine = site.machine()
     machine.budget(HUNDRED).charge("videos.list")
