@@ -1,13 +1,14 @@
 """Moves the logs of projects to another ledger: `quota ledger move`.
 
-    1   the mover fences both logs: nobody appends, and callers wait for a moment
-    2   the new ledger gets the past, the state and the union of both logs (`quota.rules.union`), still fenced
-    3   the mover seals the old log: the seal names the new ledger for 400 days, and does not end before by itself
-    4   the new log opens under its own epoch, so every machine compares it with its journal
+    1   the new ledger gets the past, while calls go on: no decision reads it
+    2   the mover fences both logs: nobody appends, and callers wait for a moment
+    3   the new ledger gets the state and the union of both logs (`quota.rules.union`), still fenced
+    4   the mover seals the old log: the seal names the new ledger for 400 days, and does not end before by itself
+    5   the new log opens under its own epoch, so every machine compares it with its journal
 
-Each fence is a lease that the mover renews. If the mover is stopped before step 3, nothing has changed: the leases end,
-and both logs go on as they were. After step 3 the new log has everything, and opens with the next call. A log that
-moves back stays sealed until step 4. In each case, the same command completes the move. Entries that are copied twice
+Each fence is a lease that the mover renews. If the mover is stopped before step 4, nothing has changed: the leases end,
+and both logs go on as they were. After step 4 the new log has everything, and opens with the next call. A log that
+moves back stays sealed until step 5. In each case, the same command completes the move. Entries that are copied twice
 are there once, because their keys identify them.
 
     plan_move    lists what to do for each project; changes nothing
@@ -24,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, place
 from quota.errors import QuotaError
-from quota.ledger.log import SEAL, Log, Progress, all_entries, is_closed, is_fence, is_seal
+from quota.ledger.log import SEAL, Log, Progress, all_entries, in_pieces, is_closed, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
@@ -36,9 +37,6 @@ from quota.rules.union import missing, union
 
 FIELDS_AT_ONCE = 20
 """The most fields of a state that are copied at once. A place has up to 70 kB."""
-
-PAST_AT_ONCE = 50_000
-"""The most entries that are added to a past at once. A past in use may be rebuilt each time."""
 
 MAX_TRIES = 3
 """How often a move begins again because another process was quicker."""
@@ -135,14 +133,13 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
     source, target = Fence(old, project, token), Fence(new, project, token, lifts=SEAL + old.label)
     # Of two moves in opposite directions, the first to fence goes on. A sealed log needs no fence.
     fenced = [target] if was_sealed else sorted((source, target), key=lambda side: side.log.label)
-    past = _copy_past(old, new, project, START, progress)  # no decision reads it, so it may grow meanwhile
+    past = _copy_past(old, new, project, progress)
     with given_back(*fenced):
         for side in fenced:
             side.take()
         with nullcontext() if was_sealed else source.renewed(), target.renewed():
-            _copy_past(old, new, project, past, progress)
             _copy_state(old, target)
-            entries, trimmed = _united(old, new, project, progress)
+            entries, trimmed = _united(old, new, project, past, progress)
             target.replace(entries, trimmed)
         if not was_sealed:
             source.seal(new.label)
@@ -155,19 +152,22 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
 # -- what is copied ----------------------------------------------------------------------------------------------------
 
 
-def _copy_past(old: Log, new: Log, project: str, after: Id, progress: Progress) -> Id:
-    """Copy the entries of the past after an id; returns the newest id."""
-    while entries := old.past(project, after, END, PAST_AT_ONCE):
-        progress(project, len(entries))
-        new.add_past(project, [entry for entry in entries if entry.kind != "unreadable"])
-        after = entries[-1].id
-    return after
+def _copy_past(old: Log, new: Log, project: str, progress: Progress) -> Id:
+    """Copy the past; returns the newest id."""
+    entries: list[Entry] = []
+    for piece in in_pieces(old.past, project, START):
+        progress(project, len(piece))
+        entries += [entry for entry in piece if entry.kind != "unreadable"]
+    new.add_past(project, entries)
+    return entries[-1].id if entries else START
 
 
-def _united(old: Log, new: Log, project: str, progress: Progress) -> tuple[list[Entry], Id]:
+def _united(old: Log, new: Log, project: str, past: Id, progress: Progress) -> tuple[list[Entry], Id]:
     """The union of both logs, and the id up to which it is trimmed. The union has every entry that either log still
-    has, because a window of some configuration may be as long."""
+    has, because a window of some configuration may be as long, and what left the old log after `past` was copied."""
     edge = min(_edge(old, project), _edge(new, project))
+    if old.past(project, past, END, 1):
+        edge = min(edge, past)
     is_whole = all(log.begin(project).trimmed == START for log in (old, new))
     trimmed = START if is_whole else edge
     have, seen = ([*all_entries(log, project, trimmed, progress)] for log in (new, old))

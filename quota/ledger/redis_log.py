@@ -24,7 +24,6 @@ from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.ledger.log import (
     BUILDING_MS,
     EPOCH,
-    MAX_PAST,
     MAX_READ,
     VIEW,
     Append,
@@ -33,6 +32,7 @@ from quota.ledger.log import (
     Log,
     Moment,
     Reply,
+    all_between,
     seq_of,
 )
 from quota.ledger.redis_connection import client_of
@@ -59,7 +59,7 @@ OF_THE_LOG = (EPOCH, "holds", "trimmed")
 """The log's own fields of the state: see `lua/append.lua`."""
 
 TRIM_AT_ONCE = 250
-"""The most entries that one script moves to the past, or adds to it."""
+"""The most entries that one script moves to the past."""
 
 MAX_MERGES = 10
 """How often the past is rebuilt because others have added to it."""
@@ -212,22 +212,20 @@ class RedisLog(OfOneProcess, Log):
         return int(self._command("XLEN", keys_of(project).past))
 
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
-        older: list[Entry] = []
-        for piece in _pieces(sorted(entries), TRIM_AT_ONCE):
-            reply = self._run("add_past", [keys_of(project).past], [self._clock_text(), *_words(piece)])
-            older += self._read(_entries, reply)
-        if older:
-            self._merge_past(project, older)
+        self._merge_past(project, entries)
 
-    def _merge_past(self, project: str, older: Sequence[Entry], through: Id = END) -> None:
-        """Add entries that are older than some of the past, and let those after `through` leave it. A stream changes
-        only at its ends, so this rebuilds it."""
+    def _merge_past(self, project: str, more: Sequence[Entry], through: Id = END) -> None:
+        """Add entries to the past, and let those after `through` leave it. A stream changes only at its ends, so this
+        rebuilds it."""
         past = keys_of(project).past
         for _ in range(MAX_MERGES):
-            entries = self._range(past, START, END, 2 * MAX_PAST)
+            entries = all_between(self.past, project, START)
             ids = {entry.id for entry in entries}
-            merged = sorted([*entries, *(entry for entry in older if entry.id not in ids)])
-            merged = [entry for entry in merged if entry.kind != "unreadable" and entry.id <= through]
+            news = [entry for entry in more if entry.id not in ids]
+            if not news and through == END:
+                return
+            merged = [entry for entry in sorted([*entries, *news]) if entry.id <= through]
+            merged = [entry for entry in merged if entry.kind != "unreadable"]
             built = _beside(past)
             self._build(built, merged)
             args = [self._clock_text(), str(len(entries)), str(len(merged))]
@@ -310,15 +308,8 @@ class RedisLog(OfOneProcess, Log):
             raise self._error(error) from error
 
     def _range(self, key: str, after: Id, through: Id, count: int) -> list[Entry]:
-        entries: list[Entry] = []
-        while len(entries) < count:
-            wanted = min(MAX_READ, count - len(entries))
-            rows = self._command("XRANGE", key, f"({id_text(after)}", id_text(through), "COUNT", str(wanted))
-            entries += self._read(_rows, rows)
-            if len(rows) < wanted:
-                break
-            after = entries[-1].id
-        return entries
+        rows = self._command("XRANGE", key, f"({id_text(after)}", id_text(through), "COUNT", str(count))
+        return self._read(_rows, rows)
 
     def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
         """A reply as values. Raises LedgerError for values that this package never writes: other programs may write

@@ -221,7 +221,7 @@ class SqliteLog(OfOneProcess, Log):
             if not leaving or is_closed(epoch):
                 return 0
             through = leaving[-1].id
-            self._add_past(db, project, [entry for entry in leaving if entry.kind != "unreadable"])
+            self._add_past(project, [entry for entry in leaving if entry.kind != "unreadable"], db)
             corrections = [(project, entry.of, *entry.id) for entry in leaving if entry.kind == "correction"]
             db.executemany(_FORGET_CORRECTION, corrections)
             db.execute("DELETE FROM log WHERE project = ? AND (ms, seq) <= (?, ?)", (project, *through))
@@ -238,9 +238,10 @@ class SqliteLog(OfOneProcess, Log):
         return self._file.transact(lambda db: int(db.execute(query, (project,)).fetchone()[0]), write=None)
 
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
-        self._file.transact(lambda db: self._add_past(db, project, entries), write=True)
+        for at in range(0, len(entries), MAX_READ):  # others wait for each piece
+            self._file.transact(partial(self._add_past, project, entries[at : at + MAX_READ]), write=True)
 
-    def _add_past(self, db: sqlite3.Connection, project: str, entries: Iterable[Entry]) -> None:
+    def _add_past(self, project: str, entries: Iterable[Entry], db: sqlite3.Connection) -> None:
         db.executemany(_ADD_PAST, [(project, *entry.id, packed(entry)) for entry in entries])
         since_ms = self._clock() - PAST_MS
         db.execute(_DROP_PAST, (project, project, since_ms, project, since_ms))
