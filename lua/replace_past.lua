@@ -12,7 +12,6 @@ local past, built = KEYS[1], KEYS[2]
 local state = past
 
 -- @include parts/clock.lua
--- @include parts/ids.lua
 -- @include parts/log_lifetime.lua
 -- @include parts/log_rights.lua
 -- @include parts/log_past.lua

@@ -29,6 +29,8 @@ local entries = redis.call('XRANGE', log, '-', '(' .. before_ms .. '-0', 'COUNT'
 local moved = math.min(#entries, count)
 if moved == 0 then return { 0 } end
 
+local newest = redis.call('XREVRANGE', past, '+', '-', 'COUNT', 1)[1]
+newest = newest and newest[1] or '0-0'
 try_rights()
 redis.call('HSET', state, 'trimmed', entries[moved][1])
 local reply = { moved }
@@ -37,7 +39,10 @@ for at = 1, moved do
   local entry = entry_in(line)
   local note = entry and entry.kind == 'c' and redis.call('HMGET', corrected, entry.of)[1]
   if note and string.match(note, '%S+$') == id then redis.call('HDEL', corrected, entry.of) end
-  if entry and not add_to_past(id, line) then
+  if entry and before(newest, id) then
+    redis.call('XADD', past, id, 'e', line)
+    newest = id
+  elseif entry and #redis.call('XRANGE', past, id, id) == 0 then
     reply[#reply + 1] = id
     reply[#reply + 1] = line
   end

@@ -1,14 +1,3 @@
--- Adds an entry to the past. Returns false if the entry is missing and belongs before the newest one.
-local newest_past = redis.call('XREVRANGE', past, '+', '-', 'COUNT', 1)[1]
-newest_past = newest_past and newest_past[1] or '0-0'
-local function add_to_past(id, line)
-  if before(newest_past, id) then
-    redis.call('XADD', past, id, 'e', line)
-    newest_past = id
-    return true
-  end
-  return #redis.call('XRANGE', past, id, id) > 0
-end
 -- The past is kept for 35 days, plus the last entry before them as a sign that older entries existed, and has at most MAX_PAST
 -- entries. If all are older, all stay: the clock may be wrong.
 local MAX_PAST = '500000'
