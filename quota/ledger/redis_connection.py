@@ -65,6 +65,9 @@ MAX_REDIRECTIONS = 8
 PAUSE_S = 0.05
 """The pause between two tries, while some of a project's keys have moved and others have not."""
 
+KEY_AT: dict[str | bytes, int] = {"TIME": 0, "EVAL": 3, "EVALSHA": 3}
+"""The place of the key in a command, if it is not the first argument."""
+
 _NO_RETRIES = Retry(NoBackoff(), 0)
 
 
@@ -313,7 +316,7 @@ class Cluster:
     def execute_command(self, *command: str | bytes, ends_s: float | None = None) -> Any:
         """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key, so its name
         chooses a node."""
-        key = command[{"TIME": 0, "EVAL": 3, "EVALSHA": 3}.get(command[0], 1)]
+        key = command[KEY_AT.get(command[0], 1)]
         ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
         words, slot = Connections.pack(*command), key_slot(key.encode() if isinstance(key, str) else key)
         connections, asking = self._owner(slot), False
