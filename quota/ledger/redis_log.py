@@ -236,11 +236,8 @@ class RedisLog(OfOneProcess, Log):
     # -- the server --------------------------------------------------------------------------------------------------
 
     def projects(self) -> Sequence[str]:
-        try:
-            matches = map(_LOG_OR_PAST.fullmatch, self._client.scan("quota:{*}:ledger:[lp]*"))
-            return sorted({match[1] for match in matches if match is not None})
-        except Failed as error:
-            raise self._error(error) from error
+        keys = self._answer(lambda: [*self._client.scan("quota:{*}:ledger:[lp]*")], reads=True)
+        return sorted({match[1] for match in map(_LOG_OR_PAST.fullmatch, keys) if match is not None})
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.ledger.redis_needs import findings  # imported late: only `quota doctor` asks
