@@ -286,10 +286,12 @@ class Log(ABC):
         """Release files and connections. May be called twice."""
 
 
-def in_pieces(
-    read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, through: Id = END
-) -> Iterator[Sequence[Entry]]:
-    """What `Log.read` or `Log.past` has between two entries, in the largest pieces that can be read."""
+Read = Callable[[str, Id, Id, int], Sequence[Entry]]
+"""`Log.read` or `Log.past`."""
+
+
+def in_pieces(read: Read, project: str, after: Id, through: Id = END) -> Iterator[Sequence[Entry]]:
+    """All entries between two, in the largest pieces that can be read."""
     while piece := read(project, after, through, MAX_READ):
         yield piece
         if len(piece) < MAX_READ:
@@ -297,9 +299,7 @@ def in_pieces(
         after = piece[-1].id
 
 
-def all_between(
-    read: Callable[[str, Id, Id, int], Sequence[Entry]], project: str, after: Id, through: Id = END
-) -> list[Entry]:
+def all_between(read: Read, project: str, after: Id, through: Id = END) -> list[Entry]:
     """The same in one list."""
     return [entry for piece in in_pieces(read, project, after, through) for entry in piece]
 
