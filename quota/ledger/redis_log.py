@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from hashlib import sha1
@@ -188,8 +188,10 @@ class RedisLog(OfOneProcess, Log):
         return done
 
     def _build(self, built: Sequence[str], entries: Sequence[Entry]) -> None:
-        for piece in _pieces(entries, BUILD_AT_ONCE):
-            self._run("build", built, [str(BUILDING_MS), *_words(piece)])
+        for at in range(0, len(entries), BUILD_AT_ONCE):
+            piece = entries[at : at + BUILD_AT_ONCE]
+            words = [word for entry in piece for word in (id_text(entry.id), packed(entry))]
+            self._run("build", built, [str(BUILDING_MS), *words])
 
     # -- the past ----------------------------------------------------------------------------------------------------
 
@@ -351,18 +353,10 @@ def _corrections(texts: Any) -> dict[str, Correction]:
     return corrections
 
 
-def _words(entries: Sequence[Entry]) -> list[str]:
-    return [word for entry in entries for word in (id_text(entry.id), packed(entry))]
-
-
 def _beside(*keys: str) -> list[str]:
     """The names under which these keys are built beside, of one try."""
     token = os.urandom(8).hex()
     return [f"{key}:building:{token}" for key in keys]
-
-
-def _pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def script_names() -> list[str]:
