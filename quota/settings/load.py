@@ -49,6 +49,9 @@ from quota.settings.toml import TomlTable, parse_toml, read_file
 from quota.terms.costs import CostBook, headrooms
 from quota.terms.limits import Limit, format_duration, load_zone
 
+MAX_DEPTH = 100
+"""How deep tables and lists may be nested."""
+
 
 def find_config(named: str | Path | None = None) -> Path | None:
     """The configuration file to read: the named file, QUOTA_CONFIG, ./quota.toml or the user's; None without any.
@@ -96,7 +99,7 @@ def read_config(config: str | Path | None) -> tuple[TomlTable, Path | None]:
         if "__" in name:  # with single underscores it may be another program's
             raise ConfigError(f"environment variable {name}: sets no key of the configuration; {REMEDY}")
     data, paths = overlaid(parse_toml(text, source), variables)
-    return TomlTable(data, source, keys=ROOT, places=PLACES, variables=paths, folder=folder), path
+    return TomlTable(_plain(data, source), source, keys=ROOT, places=PLACES, variables=paths, folder=folder), path
 
 
 def load_settings(config: str | Path | None = None) -> Settings:
@@ -112,20 +115,20 @@ def given_settings(tables: Mapping[str, Any]) -> Settings:
 
     Relative paths are relative to the working folder. Raises ConfigError as `load_settings` does.
     """
-    try:
-        data = _plain(tables)
-    except RecursionError:
-        raise ConfigError(f"{GIVEN}: nested too deep") from None
+    data = _plain(tables, GIVEN)
     if not isinstance(data, dict):
         raise ConfigError(f'{GIVEN}: give a dict, as {{"credentials": {{"main": {{"api": "youtube-v3"}}}}}}')
     return settings_of(TomlTable(data, GIVEN, keys=ROOT, places=PLACES, folder=Path.cwd()))
 
 
-def _plain(value: Any) -> Any:
-    """The value as TOML has it: a mapping as a dict, a tuple as a list."""
+def _plain(value: Any, source: str, depth: int = 0) -> Any:
+    """The value as TOML has it: a mapping as a dict, a tuple as a list. TOML nests deeper than what reads it then."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{source}: nested too deep")
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else show(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        named = {key if isinstance(key, str) else show(key): item for key, item in value.items()}
+        return {key: _plain(item, source, depth + 1) for key, item in named.items()}
+    return [_plain(item, source, depth + 1) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _check_found(path: Path) -> None:

@@ -226,6 +226,7 @@ def test_paths_are_relative_to_the_configuration(write: Any, tmp_path: Path, mon
     [
         (b"[ledger\n", "not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
         (b"x = " + b"[" * 5_000, "nested too deep"),
+        (b"x." + b"a." * 100 + b"a = 1", "nested too deep"),
         (b"a = 1\nb = 'caf\xe9'\n", "line 2: not UTF-8 text; save the file as UTF-8"),
         (b"\0" * 2_000_000, "larger than 1024 KiB; give some credentials, with their jobs, a file of their own"),
         (b"", 'credentials: missing; add [credentials.main] with api = "youtube-v3"'),
