@@ -36,8 +36,8 @@ FROM: dict[str, Literal["next"] | None] = {"now": None, "empty": "next"}
 def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
-    For each tick that starts, ends or is skipped, it prints a line on stderr with the reason. SIGTERM (exit status 0)
-    and Ctrl-C end it after the pages in flight are stored. If several schedulers share a Redis ledger, each region
+    It prints on stderr when a tick starts or ends, or why it does not run. SIGTERM (exit status 0) and Ctrl-C end it
+    after the pages in flight are stored. If several schedulers share a Redis ledger, each region
     is fetched by one of them.
 
     \b
@@ -64,7 +64,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     "--days",
     type=int,
     metavar="N",
-    help="Whole days in upstream's zone to look ahead, after the rest of today.  [default: 7, more for longer windows]",
+    help="Look N whole days ahead in upstream's zone, after the rest of today.  [default: 7, more for longer windows]",
 )
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
 @shared("format", "config")

@@ -159,7 +159,7 @@ def search(
     region. If more than 50,000 videos match, it ranks the newest 50,000.
 
     Accents and case do not matter. WORD* matches every word that begins with WORD. Emoji, C++ and C# are words.
-    Punctuation only separates words: rock-n-roll matches rock, n and roll in a row, and wifi matches Wi-Fi. Chinese,
+    Punctuation separates words: rock-n-roll matches rock, n and roll in a row, but wifi also matches Wi-Fi. Chinese,
     Japanese, Korean and Thai words match inside longer text.
 
     \b

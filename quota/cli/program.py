@@ -100,8 +100,8 @@ def cli(config: str | None) -> None:
       quota status          # what is used and what remains
 
     Exit status: 0 done, even if the budget stops a run; 1 a check found a problem, or the work failed; 2 wrong usage;
-    69 the ledger did not answer; 75 refused; 78 wrong configuration. With QUOTA_LOG=info or debug, it logs to
-    stderr; with QUOTA_LOG_FORMAT=json, as JSON.
+    69 the ledger did not answer; 75 refused; 78 wrong configuration. QUOTA_LOG=info or debug shows more
+    on stderr; QUOTA_LOG_FORMAT=json shows it as JSON.
     """
 
 
