@@ -40,9 +40,10 @@ def hand_in(project: Project) -> None:
 
 
 def entries(project: Project, after: Id = START) -> Iterator[Entry]:
-    """All entries after an id, in order. Raises UnusableLedger if the log has moved or is of another API."""
+    """All entries after an id that can be read, in order. Raises UnusableLedger if the log has moved or is of another
+    API."""
     begin(project.log, project.name, api=project.api)
-    return all_entries(project.log, project.name, after)
+    return (entry for entry in all_entries(project.log, project.name, after) if entry.kind != "unreadable")
 
 
 def sums(project: Project) -> Sequence[ChargedSum]:

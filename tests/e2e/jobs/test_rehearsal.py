@@ -159,6 +159,14 @@ def test_a_dry_run_under_a_pace_has_what_is_released(quota: Quota) -> None:
     assert quota.json("run", "trending", "--dry-run", "--clock", tomorrow)["fitting_calls"] == 2
 
 
+def test_a_rehearsal_leaves_out_what_another_program_wrote_into_the_ledger(quota: Quota) -> None:
+    configure(quota, "http://127.0.0.1:9")
+    quota("charge", "videos.list")
+    with closing(sqlite3.connect(quota.folder / "ledger.db", isolation_level=None)) as ledger:
+        ledger.execute("UPDATE log SET line = 'x'")
+    assert quota.json("status", "--clock", "+1h")["credentials"][0]["limits"][0]["used_units"] == 0
+
+
 @pytest.mark.parametrize(
     ("job", "status"), [('fetch = "mine:fetch"', 2), ('fetch = "trending"\nsink = "mine:gone"', 78)]
 )
