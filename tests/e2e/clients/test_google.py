@@ -383,19 +383,6 @@ def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Log, connect: Connect
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_leaves_the_client_at_once(upstream: Emulator, ledger: Log, connect: Connect) -> None:
-    """Unretried, whatever num_retries says, and nothing of it reaches the wire."""
-    youtube = connect(upstream.address, units=2)
-    popular(youtube).execute()
-    popular(youtube).execute()
-    request = popular(youtube)
-    request._sleep = lambda seconds: pytest.fail("a refusal was retried")
-    with pytest.raises(quota.Refused) as refusal:
-        request.execute(num_retries=5)
-    assert refusal.value.decision.refused_by == "units"
-    assert charged(ledger) == {"videos.list": 2} == upstream.usage()["by_method"]
-
-
 def plain_http(youtube: Any) -> Any:
     """An Http with the same key that no budget knows of, as a careless program would make one for each thread."""
     return AuthorizedHttp(youtube._http.credentials, http=httplib2.Http())
@@ -665,29 +652,6 @@ def test_a_request_that_the_body_of_another_makes_leaves_the_other_its_time() ->
 def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Log, elsewhere: str) -> None:
     with service(make_budget(ledger), key=KEY) as youtube, contextlib.suppress(ConfigError):
         assert youtube._http.caller.signed("GET", elsewhere, {}) == (elsewhere, {})
-
-
-def test_a_refreshed_token_costs_the_second_attempt_and_not_the_refresh(
-    upstream: Emulator, ledger: Log, connect: Connect
-) -> None:
-    """The token endpoint has the API's host and another port."""
-    token = json.dumps({"access_token": "fresh", "expires_in": 3600, "token_type": "Bearer"}).encode()
-    with PlainServer(lambda request: Answer(200, token)) as tokens:
-        words = dict.fromkeys(("token", "refresh_token", "client_id", "client_secret"), "invalid-and-stale")
-        credentials = Credentials(**words, token_uri=f"{tokens.address}/token")  # type: ignore[no-untyped-call]
-        youtube = connect(upstream.address, credentials=credentials)
-        popular(youtube).execute()
-        assert len(tokens.arrived) == 1
-    assert charged(ledger) == {"videos.list": 2} == upstream.usage()["by_method"]
-
-
-def test_a_key_is_not_sent_again_after_a_401(ledger: Log, connect: Connect) -> None:
-    with PlainServer(lambda request: Answer(401)) as server:
-        youtube = connect(server.address)
-        with pytest.raises(HttpError):
-            popular(youtube).execute()
-        assert len(server.arrived) == 1
-    assert charged(ledger) == {"videos.list": 1}
 
 
 def test_the_debug_output_of_http_client_does_not_have_the_key(
