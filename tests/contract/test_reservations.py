@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import signal
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ from rich.console import Console
 
 import quota
 from quota.cli.output import render_parts
-from quota.common.clock import host_clock
 from quota.dashboard.app import Dashboard
 from quota.reports.metrics import of_status
 from quota.reports.refusal import explain_refusal
@@ -126,18 +122,6 @@ def test_an_unsettled_reservation_stays(world: World) -> None:
     assert (world.used(), world.reserved()) == (3_010, (3_000, 0))
     world.now_ms += RESERVED_MS
     assert (world.used(), world.reserved()) == (3_010, (0, 0)), "an hour later it is spent"
-
-
-def test_the_reservation_of_a_killed_caller_is_spent(world: World) -> None:
-    script = (
-        "import os, quota, sys\n"
-        "with quota.open(sys.argv[1]) as q, q.budget().spend('chat', units=3_000):\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", script, str(world.config)], check=False, timeout=300)
-    assert killed.returncode == -signal.SIGKILL
-    world.now_ms = host_clock()
-    assert (world.used(), world.reserved()) == (3_000, (3_000, 0))
 
 
 def test_a_call_is_settled_once(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -151,26 +150,6 @@ def test_a_price_that_changes_soon_is_announced(quota: Quota, days: int, is_anno
         assert (f"read costs 25 units from {since} on, and 1 units until then" in text) is is_announced, command
         assert text.count("on, and 25 units until then") == is_announced, command
     assert quota("costs", "read", "--credential", "a").stdout.count("units from") == 2 * (days > 0)
-
-
-@pytest.mark.parametrize("name", ["asana", "github", "gmail-v1"])
-def test_a_configuration_for_a_book_is_checked_and_asked(quota: Quota, name: str) -> None:
-    (quota.folder / "quota.toml").unlink(missing_ok=True)
-    assert quota("init", "--api", name).returncode == 0
-    text = (quota.folder / "quota.toml").read_text()
-    secret = re.search(r'"(?:bearer:)?env:([A-Z_]+)"', text)
-    (quota.folder / "quota.toml").write_text(text.replace('"my-project"', '"mine"'))
-    checked = quota("check", **({} if secret is None else {secret[1]: "a-token"}))
-    assert checked.returncode == 0
-    lines = [line for line in checked.stdout.splitlines() if "book_old" not in line]
-    assert [line.partition(",")[0] for line in lines[:1]] == ["quota.toml: no errors"]
-    file = tomllib.loads(text)["credentials"][name]
-    assert file["limits"], "what the provider grants"
-    peek = re.search(r"#   quota (peek \S+)\n", text)
-    assert peek is not None
-    done = quota(*peek[1].split())
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("would admit "), done.stdout
 
 
 def test_two_apis_with_one_project_are_kept_apart(quota: Quota) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from googleapiclient.discovery import build
 
 from quota.jobs.emulator import Emulator
 from support.plain_http import Reached, answer
-from support.proxy import Proxy
 from support.proxying import BOOK, SECRET, House
 from support.servers import free_port
 from support.setup import charges_at, ids_of
@@ -296,64 +291,6 @@ def test_only_callers_with_the_token_get_metrics(house: House) -> None:
 
 
 # -- programs that know nothing of us ----------------------------------------------------------------------------------
-
-CALLS = 12
-
-SCRIPTS = {
-    "bash": """
-for n in $(seq $1); do
-  for again in 1 2 3 4; do curl -sf -m 60 -o /dev/null "$2/main/things/$n" && break; done
-done
-""",
-    "php": """<?php
-for ($n = 0; $n < $argv[1]; $n++) {
-    for ($again = 0; $again < 4; $again++) {
-        $within = stream_context_create(["http" => ["timeout" => 60]]);
-        $body = @file_get_contents("$argv[2]/main/things/$n", false, $within);
-        if ($body === "{}") break;
-    }
-}
-""",
-    "node": """
-(async () => {
-  const [calls, address] = process.argv.slice(2);
-  for (let n = 0; n < calls; n++) {
-    for (let again = 0; again < 4; again++) {
-      try {
-        const sent = { method: "POST", body: "a=1", headers: { Authorization: "Bearer mine" } };
-        const answer = await fetch(`${address}/main/things/${n}`, sent);
-        if (answer.ok && (await answer.text()) === "{}") break;
-      } catch {}
-    }
-  }
-})();
-""",
-}
-
-
-def start(language: str, folder: Path, address: str) -> subprocess.Popen[bytes]:
-    if shutil.which(language) is None or (language == "bash" and shutil.which("curl") is None):
-        pytest.skip(f"no {language}, or no curl, on PATH")
-    script = folder / f"script.{'js' if language == 'node' else language}"
-    script.write_text(SCRIPTS[language])
-    plain = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    return subprocess.Popen([language, script, str(CALLS), address], env=plain)
-
-
-def test_scripts_in_three_languages_are_charged_what_reached_upstream(house: House) -> None:
-    """Each sends again what failed, as it does without us, and each attempt is charged."""
-    with house.open(), Proxy(house.port) as cutting:
-        for keep_bytes in range(0, 180, 20):
-            cutting.fail("cut-reply", match=b" /main/", keep_bytes=keep_bytes)
-            cutting.pass_next(match=b" /main/")
-            cutting.fail("drop-request", match=b" /main/")
-        running = [start(item, house.folder, f"http://127.0.0.1:{cutting.port}") for item in SCRIPTS]
-        assert [item.wait(300) for item in running] == [0, 0, 0]
-        targets = [item.target for item in house.upstream.reached]
-        assert len(set(targets)) >= CALLS
-        charged = [entry.method for entry in house.spent() if entry.units]
-        assert len(charged) == len(targets) >= 3 * CALLS
-        assert charged.count("write") == sum(item.head.startswith(b"POST") for item in house.upstream.reached)
 
 
 def test_googles_client_needs_no_key_and_is_charged_by_the_methods_of_its_api(house: House) -> None:
