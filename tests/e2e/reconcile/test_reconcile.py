@@ -24,17 +24,6 @@ PACIFIC = Calendar("day", "America/Los_Angeles")
 
 
 @each_ledger
-def test_charges_here_agree_with_upstreams_count(site: Site) -> None:
-    site.call("search.list", 3)
-    site.call("videos.list", 20)
-    result = site.reconcile(after_ms=HOUR_MS)
-    assert (result.differs, result.changed) == (False, False)
-    (count,) = result.buckets
-    assert (count.upstream_units, count.our_units, count.unknown_units, count.drift_units) == (320, 320, 0, 0)
-    assert site.used() == {"day": 320, "pacific-day": 320}
-
-
-@each_ledger
 def test_units_of_others_count_until_upstreams_period_ends(site: Site) -> None:
     """Also in a limit over 24 hours: nobody knows when they spent it."""
     site.call("videos.list", 20)
@@ -61,16 +50,6 @@ def test_units_of_others_from_the_last_period_are_shown_only(site: Site) -> None
     assert [count.unknown_units for count in result.buckets] == [7, 300]
     assert site.used() == {"day": 8, "pacific-day": 8}
     assert not site.reconcile().changed
-
-
-@each_ledger
-def test_a_dry_run_changes_nothing(site: Site) -> None:
-    site.call("search.list", 2, charged=False)
-    site.now_ms += HOUR_MS
-    stored = site.stored()
-    result = site.reconcile(commit=False)
-    assert (result.buckets[0].unknown_units, result.changed) == (200, False)
-    assert site.stored() == stored
 
 
 def test_the_buckets_of_the_newer_allocation_are_compared_one_by_one(site: Site) -> None:
