@@ -37,7 +37,7 @@ from quota.common.findings import existing, obstacle
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.journal.files import LEAST_BYTES, SPELLING, FileLock, framed, read_text, replace_text, unframed
+from quota.journal.files import LEAST_BYTES, FileLock, framed, read_text, replace_text, unframed
 from quota.ledger.factory import Identity
 from quota.rules.entry import START, Entry, Id, id_text, packed, read_id, unpacked
 from quota.terms.limits import SLACK_MS
@@ -324,7 +324,7 @@ class Draws:
 
 def _write_all(fd: int, draws: Iterable[Draw]) -> None:
     """Write draws. Each line begins with a newline, so that a torn line spoils no other."""
-    data = b"".join(b"\n" + framed(_line(draw).replace("\n", " ").encode(errors=SPELLING)) for draw in draws) + b"\n"
+    data = b"".join(b"\n" + framed(_line(draw).replace("\n", " ").encode()) for draw in draws) + b"\n"
     while data:
         data = data[os.write(fd, data) :]
     os.fsync(fd)
@@ -343,7 +343,7 @@ def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
     draws: dict[str, Draw] = {}
     for body in filter(None, map(unframed, lines)):
         with suppress(ValueError):
-            fields = body.decode(errors=SPELLING).split("\t", 8)
+            fields = body.decode().split("\t", 8)
             identity, epoch, seen, charged, drawn_at, handed_id, handed_units, at, text = fields
             boot, _, ms = drawn_at.partition(":")
             entry = unpacked(read_id(at), text)

@@ -46,9 +46,6 @@ from quota.terms.limits import DAY_MS
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
-SPELLING = "surrogatepass"
-"""With this, every text in Python becomes bytes and back."""
-
 
 class Record(NamedTuple):
     """The content of a line. `text` is the packed entry, "" for a note."""
@@ -74,7 +71,7 @@ def record_line(epoch: str, entry_id: Id, text: str = "") -> bytes:
     fields = f"{epoch}\t{entry_id[0]}-{entry_id[1]}\t{text}" if text else f"{epoch}\t{entry_id[0]}-{entry_id[1]}"
     if "\n" in fields:
         fields = fields.replace("\n", " ")
-    return framed(fields.encode(errors=SPELLING))
+    return framed(fields.encode())
 
 
 def read_record(line: bytes) -> Record | None:
@@ -83,7 +80,7 @@ def read_record(line: bytes) -> Record | None:
     if not body:
         return None
     try:
-        epoch, entry_id, *text = body.decode(errors=SPELLING).split("\t", 2)
+        epoch, entry_id, *text = body.decode().split("\t", 2)
         return Record(epoch, read_id(entry_id), text[0] if text else "")
     except ValueError:
         return None
@@ -131,14 +128,14 @@ def replace_text(path: str, text: str) -> None:
     """Replace a file by a text in one step. The caller must hold the lock beside it. Raises OSError."""
     make_folder(os.path.dirname(path))
     with os.fdopen(open_alone(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-        file.write(framed(text.encode(errors=SPELLING)))
+        file.write(framed(text.encode()))
     os.replace(f"{path}.new", path)
 
 
 def read_text(path: str) -> str:
     """The text of a file; "" if there is no file, or a damaged one. Raises OSError."""
     with suppress(FileNotFoundError, ValueError), os.fdopen(open_alone(path, os.O_RDONLY), "rb") as file:
-        return (unframed(file.read(MAX_NOTES_BYTES)) or b"").decode(errors=SPELLING)
+        return (unframed(file.read(MAX_NOTES_BYTES)) or b"").decode()
     return ""
 
 
@@ -217,7 +214,7 @@ class DayFiles:
     def records(self, name: str, start: int, end: int, other_than: str | None = None) -> Iterator[Record]:
         """The records of a file between two bytes, or only those of epochs `other_than` this one; none if the file is
         gone."""
-        epoch = None if other_than is None else f"{other_than}\t".encode(errors=SPELLING)
+        epoch = None if other_than is None else f"{other_than}\t".encode()
         with suppress(FileNotFoundError), os.fdopen(open_alone(self.path(name), os.O_RDONLY), "rb") as file:
             file.seek(start)
             torn = b""

@@ -15,7 +15,7 @@ from contract.journal.journals import NOW_MS, entry, forked, journal
 from quota.common.clock import SinceBoot
 from quota.errors import LedgerError
 from quota.journal.draws import SPARE_LINES, Draws
-from quota.journal.files import FileLock
+from quota.journal.files import FileLock, framed, unframed
 from quota.ledger.factory import Identity
 from quota.rules.entry import Entry
 from quota.terms.limits import DAY_MS, SLACK_MS
@@ -36,6 +36,9 @@ def test_a_draw_is_owed_with_what_its_first_try_had_read_until_it_is_handed_over
     drawn = entry(units=2, key="k")
     assert journal(tmp_path).draws.owed() == []
     assert draw(journal(tmp_path).draws, drawn)
+    with draws_file(tmp_path).open("rb+") as file:
+        body = unframed(file.read().strip()) or b""
+        file.write(framed(body.replace(b"\tk\t", b"\t\xed\xb2\x80\t")) + b"\n")  # no text: no ledger takes it
     draws = journal(tmp_path).draws
     (owed,) = draws.owed()
     assert owed.entry == drawn._replace(id=(NOW_MS, 0))

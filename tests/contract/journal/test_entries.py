@@ -29,7 +29,7 @@ def test_another_process_reads_entries_in_order_and_unchanged_and_once_in_an_epo
     )
     others = Entry((NOW_MS, 3), 900, "units", "", "", "", "o", "others", "usage", (1, 2), 0)
     marker = Entry((NOW_MS, 4), 0, "", "", "", "", "m", "marker")
-    odd = entry(seq=5)._replace(job="ä \udc80\ud800 ")
+    odd = entry(seq=5)._replace(job="ä \ufffd\x00 ")
     entries = [charge, correction, others, marker, odd]
     with closing(journal(tmp_path)) as noted:
         noted.write("e", entries[:3])
