@@ -74,7 +74,7 @@ def _read(read: Callable[[], T], named: str) -> T | None:
         return read()
     except ConfigError as error:
         message = str(error)
-    check_line(message)
+    check_line(message, 4_000)  # up to ten mistakes
     assert named in message
     return None
 
