@@ -381,7 +381,7 @@ class _Run:
                     self.hold.keep(self.here)
                     continue
                 left_out = left_out_by(error)
-                if left_out is None or not failure.of_one_call:
+                if left_out is None or not failure.of_one_call or failure.silent in self.silent:
                     return self._give_up(failure)
                 part, page = left_out
                 rows = rows_of(self.job.fetch, {}, page.places)
@@ -403,7 +403,7 @@ class _Run:
             if self.here.region in self.hold.away:
                 return self._unfinished()
             if lost > 1:  # all may fail at their full cost: the next pass tries the others first
-                return self._give_up(Failure("answer", str(self.left_out)))
+                return self._give_up(failure._replace(kind="answer", message=str(self.left_out)))
         return self._outcome("failed" if self.left_out else "done")
 
     def _save(self, page: Page, rows: Sequence[Row], started_at_ms: int, *, finished: bool) -> None:
@@ -481,7 +481,7 @@ class _Run:
             message += f", in {many(self.attempts.tries, 'attempt')}"
             if failure.silent:
                 message += f" to reach {failure.silent}; check network, endpoint and proxies"
-        if failure.silent and failure.kind != "region":
+        if failure.silent:
             self.silent.append(failure.silent)
             self.failed.append(self.here)
         return self._outcome("failed", message)

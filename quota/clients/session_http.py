@@ -155,7 +155,7 @@ class SessionHttp:
     def _error(self, error: Exception) -> Exception:
         """The error of the connection below an error of requests."""
         if isinstance(error, TooManyRedirects):
-            return BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies")
+            return NoAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies")
         if isinstance(error, ContentDecodingError):
             return BadAnswer("upstream's answer does not unpack; check endpoint and proxies")
         below: BaseException | None = error

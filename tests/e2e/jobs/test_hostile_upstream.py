@@ -56,8 +56,8 @@ class Site(Installation):
     def configure(
         self, more: str = "", *, fetch: str = "trending", regions: tuple[str, ...] = ("US",), pages: int = 4
     ) -> None:
-        if fetch == "search":
-            more += '\noptions = { words = "cats" }'
+        if fetch == "search" and not more:
+            more = '\noptions = { words = "cats" }'
         if fetch == "channels":
             more += '\noptions = { ids = ["c1"] }'
         job = f'[jobs.j]\nfetch = "{fetch}"\nregions = {json.dumps(regions)}\npages = {pages}\n{more}'
@@ -227,14 +227,24 @@ def test_a_malformed_answer_is_one_plain_line(site: Site, kind: str) -> None:
     assert line in site.fails(site.run())
 
 
-@pytest.mark.parametrize("kind", ["html", "another protocol"])
-def test_somebody_else_who_answers_ends_the_run_in_the_second_region(site: Site, kind: str) -> None:
-    site.configure(regions=("US", "DE", "FR"))
-    site.answer = lambda _: [SHAPES[kind][0]]
-    assert [region.outcome for region in site.run().regions] == ["failed", "failed", "skipped"]
+@pytest.mark.parametrize(
+    ("answer", "more", "attempts"),
+    [
+        *((SHAPES[kind][0], "", 2) for kind in ("html", "another protocol")),
+        (head("Location: /", "Content-Length: 0", status="302 Found") + b"\r\n", "", 12),
+        *((SHAPES["html"][0], f"options = {{ words = {words} }}", 3) for words in (["a", "b"], ["a", "b", "c"])),
+    ],
+)
+def test_somebody_else_who_answers_ends_the_run_in_the_second_region(
+    site: Site, answer: bytes, more: str, attempts: int
+) -> None:
+    site.configure(more, fetch="search" if more else "trending", regions=("US", "DE", "FR"))
+    site.answer = lambda _: [answer]
+    report = site.run()
+    assert ([x.outcome for x in report.regions], report.attempts) == (["failed", "failed", "skipped"], attempts)
 
 
-@pytest.mark.parametrize(("fetch", "what"), [("trending", "DE"), ("search", "cats")])
+@pytest.mark.parametrize(("fetch", "what"), [("trending", "DE"), ("search", "cats in DE")])
 def test_what_brings_nothing_is_named_once(site: Site, fetch: str, what: str) -> None:
     site.configure(fetch=fetch, regions=["DE"])
     site.answer = lambda _: [whole(b'{"items": []}')]
