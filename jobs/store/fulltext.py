@@ -134,8 +134,9 @@ def indexed(text: str) -> str:
     text = _typed(text[:MAX_INDEXED])
     terms = text.split()
     parted = re.findall(_JOINED, " ".join(term for term in terms if not term.isalnum()))
-    accented = re.findall(r"\w+", " ".join(term for term in terms if not term.isascii()))
-    more = {re.sub(r"\W", "", word) for word in parted} | {word.translate(_SPELLED) for word in accented} - {*accented}
+    joined = {re.sub(r"\W", "", word) for word in parted}
+    accented = {*re.findall(r"\w+", " ".join(term for term in terms if not term.isascii()))}
+    more = joined | {word.translate(_SPELLED) for word in joined | accented} - accented
     return " ".join([_words(text), *sorted(more), *_signs(text)])
 
 
