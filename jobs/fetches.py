@@ -209,7 +209,8 @@ def _search(client: Any, turns: Sequence[Place], pages: int, **parameters: str |
     ids = [checked_id(name["videoId"]) for name in names if isinstance(name, dict) and "videoId" in name]
     if ids:
         return Page(cursor={"ids": ids, "next": token, "turns": turns}, complete=False)
-    unknown = [] if token or begun or parameters["publishedAfter"] else [turn]
+    region, may_have = parameters["regionCode"], token or begun or parameters["publishedAfter"]
+    unknown = [] if may_have else [f"{turn} in {region}" if region else turn]
     return Page(cursor=_next_turn(turns, token, pages), unknown=unknown)
 
 
