@@ -388,7 +388,7 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
     if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
         certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))
         return Failure("config" if certificate else "transient", message)
-    if is_any(error, (("httplib2", "HttpLib2Error"), ("requests.exceptions", "InvalidProxyURL"))):  # no way to go
+    if type(error).__name__ in ("HttpLib2Error", "InvalidProxyURL"):  # no way to go; a subclass is about one answer
         return Failure("config", f"{message}; check endpoint and proxies")
     refused = refused_login(error)
     return Failure("region", message) if refused is None else Failure("config", refused)

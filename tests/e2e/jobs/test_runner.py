@@ -561,6 +561,7 @@ def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench
         ("store.select('SELECT 1; DELETE FROM rows')", "ValueError: store.select: "),
         ("raise ValueError('key=AIza' + 'x' * 35)", "ValueError: key=[redacted]"),
         ("raise MemoryError", "MemoryError (/"),
+        ("import httplib2; raise httplib2.RedirectLimit('circle', {}, b'')", "RedirectLimit: circle (/"),
         ("import quota; quota.open('none.toml')", "ConfigError: "),
         ("client.videos().list(part='zzz', id='x').execute()", "upstream said 400 (unknownPart): 'zzz' (/"),
         ("import quota; raise quota.BadAnswer('two\\nlines' + 'x' * 1_000)", "(/"),
