@@ -48,13 +48,14 @@ class Caller:
         # A credential of the program's own would leave beside ours.
         if self.googles:
             signed = {name: value for name, value in signed.items() if name.lower() not in GOOGLES_HEADERS}
-        if "?" in url:
+        if "?" in url and (self.googles or self.place.query):
             url = with_query(url, without=(self.place.query, *(GOOGLES_FIELDS if self.googles else ())))
         if self.credentials is not None:
             fields = signed if self.googles else {}
             with _renewing() as ask:
                 self.credentials.before_request(ask, verb, url, fields)
-            signed["authorization"] = fields["authorization"]  # the others are for Google alone
+            if not self.googles:  # the others are for Google alone, where a key or nothing may be the login
+                signed["authorization"] = fields["authorization"]
         elif self.place.query:
             own = urlencode([(self.place.query, self.key)])
             return with_query(url, own, without=()), signed

@@ -26,7 +26,6 @@ import urllib3
 from requests.__version__ import __version__ as version
 from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
-from requests.structures import CaseInsensitiveDict
 
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
@@ -103,7 +102,7 @@ class MeteredAdapter(HTTPAdapter):
     ) -> requests.Response:
         leaving = request.copy()
         leaving.url, headers = caller.signed(request.method or "GET", request.url or "", request.headers)
-        leaving.headers = CaseInsensitiveDict(headers)
+        leaving.prepare_headers(headers)  # `http.client` would quote a token with a line's end
         try:
             response = super().send(leaving, *args, **kwargs)
         except RequestException as error:  # the error quotes the URL, and so a key in its query

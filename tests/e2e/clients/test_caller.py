@@ -143,12 +143,12 @@ def test_a_credential_of_google_authenticates_alike_through_every_seam(site: Sit
 def test_a_key_stands_where_the_book_says(site: Site, kind: str, key: str, place: str, value: str) -> None:
     with site.open(key) as session:
         client = client_of(session, kind)
-        assert client.get(f"{site.api.address}/things/1").status_code == 200
+        assert client.get(f"{site.api.address}/things/1?a&&=b").status_code == 200
         assert client.post(f"{site.api.address}/things", json={"a": 1}).status_code == 200
         assert spent(session) == [("read", 1), ("write", 5)]
     for request in site.api.arrived:
         assert (request.headers.get(place), request.headers.get("authorization", value)) == (value, value)
-    assert site.api.arrived[1].body.replace(b" ", b"") == b'{"a":1}'
+    assert (site.api.arrived[0].target, site.api.arrived[1].body.replace(b" ", b"")) == ("/things/1?a&&=b", b'{"a":1}')
 
 
 def test_a_key_in_the_query_is_in_no_answer_and_no_error_of_the_client(

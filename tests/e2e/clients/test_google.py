@@ -22,6 +22,7 @@ from typing import Any
 
 import httplib2
 import pytest
+from google.auth.credentials import AnonymousCredentials
 from google.oauth2.credentials import Credentials
 from google_auth_httplib2 import AuthorizedHttp
 from googleapiclient.errors import BatchError, HttpError
@@ -652,6 +653,13 @@ def test_a_request_that_the_body_of_another_makes_leaves_the_other_its_time() ->
 def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Log, elsewhere: str) -> None:
     with service(make_budget(ledger), key=KEY) as youtube, contextlib.suppress(ConfigError):
         assert youtube._http.caller.signed("GET", elsewhere, {}) == (elsewhere, {})
+
+
+@pytest.mark.parametrize("login", [AnonymousCredentials(), Credentials("ya29.a-token\n")])  # type: ignore[no-untyped-call]
+def test_a_login_may_be_nobodys_and_no_error_quotes_it(upstream: Emulator, connect: Connect, login: Any) -> None:
+    with pytest.raises((HttpError, httplib2.HttpLib2Error), match="API Key|redacted") as error:
+        popular(connect(upstream.address, credentials=login)).execute()
+    assert "a-token" not in str(error.value)
 
 
 def test_the_debug_output_of_http_client_does_not_have_the_key(
