@@ -5,8 +5,8 @@ A redirect is a new request. So no other host sees the key, whatever a client do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Any)
 class Caller:
     """Signs requests to `hosts` with a `key` in its `place`, or with `credentials` of google-auth; without either it
     signs nothing. It renews the credentials in time, free of charge. `insecure` allows plain HTTP, where others on the
-    way can read the secret. `googles`: the API is one of Google's."""
+    way can read the secret. `googles`: the API is one of Google's. `prepare` gets each connection for a token."""
 
     hosts: tuple[str, ...]
     _: KW_ONLY
@@ -34,6 +34,7 @@ class Caller:
     credentials: Any = None
     insecure: bool = False
     googles: bool = False
+    prepare: Callable[[Any], None] = lambda conn: None
 
     def __post_init__(self) -> None:
         self.takes_secret = partial(Hosts(self.hosts).serve, any_port=False)
@@ -52,8 +53,7 @@ class Caller:
             url = with_query(url, without=(self.place.query, *(GOOGLES_FIELDS if self.googles else ())))
         if self.credentials is not None:
             fields = signed if self.googles else {}
-            with _renewing() as ask:
-                self.credentials.before_request(ask, verb, url, fields)
+            self.credentials.before_request(self._ask, verb, url, fields)
             if not self.googles:  # the others are for Google alone, where a key or nothing may be the login
                 signed["authorization"] = fields["authorization"]
         elif self.place.query:
@@ -88,9 +88,33 @@ class Caller:
         if response.status_code != 401 or not renewable or not self.takes_secret(url):
             return response
         response.close()
-        with _renewing() as ask:
-            self.credentials.refresh(ask)
+        self.credentials.refresh(self._ask)
         return attempt()
+
+    def _ask(self, *args: Any, **options: Any) -> Any:
+        """The transport with which google-auth fetches tokens. It is not metered."""
+        from google.auth.transport.requests import Request
+        from requests import Session
+
+        with Session() as session:
+            session.auth = lambda request: request  # else requests reads the login of ~/.netrc
+            for adapter in session.adapters.values():
+                pool_for = getattr(adapter, "get_connection_with_tls_context", None)  # since requests 2.32
+                vars(adapter)["get_connection_with_tls_context"] = partial(self._pool, pool_for)
+            return Request(session)(*args, **{"timeout": RENEW_S} | options)
+
+    def _pool(self, pool_for: Any, *args: Any, **options: Any) -> Any:
+        pool = pool_for(*args, **options)
+        make = pool.ConnectionCls
+
+        def prepared(*args: Any, **options: Any) -> Any:
+            conn = make(*args, **options)
+            conn.debuglevel = 0  # http.client would print the login
+            self.prepare(conn)
+            return conn
+
+        pool.ConnectionCls = prepared
+        return pool
 
 
 def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
@@ -98,17 +122,6 @@ def with_query(url: str, more: str = "", *, without: Iterable[str]) -> str:
     parts, names = urlsplit(url), set(without)
     fields = [field for field in parts.query.split("&") if field and unquote_plus(field.partition("=")[0]) not in names]
     return urlunsplit(parts._replace(query="&".join([*fields, *([more] if more else [])])))
-
-
-@contextmanager
-def _renewing() -> Iterator[Any]:
-    """The transport with which google-auth fetches tokens. It is not metered."""
-    from google.auth.transport.requests import Request
-    from requests import Session
-
-    with Session() as session:
-        session.auth = lambda request: request  # else requests reads the login of ~/.netrc
-        yield partial(Request(session), timeout=RENEW_S)
 
 
 RENEW_S = 10.0

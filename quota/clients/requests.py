@@ -118,18 +118,21 @@ class MeteredAdapter(HTTPAdapter):
         gate, prepare, signs = self._gate, self.prepare, self._caller is not None
         pool_of: Callable[[], Any] = ref(pool)  # a pool that knew itself would stay open after `close`
 
-        def make_request(conn: Any, method: str, url: str, **given: Any) -> Any:
-            own = pool_of()
+        def prepared(conn: Any) -> None:
             prepare(conn)
             if signs:
                 conn.debuglevel = 0  # http.client would print whole requests, including the secret
+
+        def make_request(conn: Any, method: str, url: str, **given: Any) -> Any:
+            own = pool_of()
+            prepared(conn)
             make = partial(type(own)._make_request, own, conn, method, url, **given)
             if gate is None:
                 return make()
             return at_once(send(gate, conn, method, url_on(own.scheme, own.host, own.port, url), given, make))
 
         def prepare_proxy(conn: Any) -> None:
-            prepare(conn)  # it reads the proxy's answer, too
+            prepared(conn)  # it reads the proxy's answer, too
             own = pool_of()
             type(own)._prepare_proxy(own, conn)
 

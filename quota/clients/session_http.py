@@ -109,7 +109,7 @@ class SessionHttp:
         self, root: str, watch: Watch, caller: Caller, *, timeout_s: float, gate: Any = None, follows: bool = True
     ) -> None:
         self.watch, self.timeout, self.gate, self._follows = watch, timeout_s, gate, follows
-        self.caller = caller
+        self.caller, caller.prepare = caller, watch.over
         self.credentials = caller.credentials  # a batch renews them after a 401
         self.is_loopback = is_loopback(urlsplit(root).hostname or "")  # a proxy cannot reach this machine's
         self.start_over_in_child()
@@ -118,13 +118,9 @@ class SessionHttp:
     def start_over_in_child(self) -> None:
         """A forked child would read its parent's answers."""
         adapter = MeteredAdapter(
-            self.gate, self.watch.limits, caller=self.caller, prepare=self._prepare, pool_maxsize=MAX_CONNECTIONS
+            self.gate, self.watch.limits, caller=self.caller, prepare=self.watch.over, pool_maxsize=MAX_CONNECTIONS
         )
         self._session = _Session(self, adapter)
-
-    def _prepare(self, conn: Any) -> None:
-        self.watch.over(conn)
-        conn.debuglevel = 0  # http.client would print whole requests, including the key
 
     def request(
         self, uri: str, method: str = "GET", body: Any = None, headers: Mapping[str, Any] | None = None, **_: Any

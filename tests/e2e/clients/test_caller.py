@@ -180,7 +180,10 @@ def test_a_redirect_to_another_host_takes_no_key_along_and_costs_nothing_there(s
     assert "authorization" not in arrived.headers
 
 
-def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kind: str) -> None:
+def test_a_401_renews_the_token_once_and_each_attempt_is_charged(
+    site: Site, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(HTTPConnection, "debuglevel", 1)  # prints what is sent
     with site.open(auth=site.account()) as session:
         client = client_of(session, kind)
         site.refuse = 1
@@ -191,6 +194,7 @@ def test_a_401_renews_the_token_once_and_each_attempt_is_charged(site: Site, kin
         assert (site.granted, len(spent(session))) == (3, 4), "once, not for ever"
     tokens = [request.headers["authorization"] for request in site.api.arrived]
     assert tokens == [f"Bearer token-{n}" for n in (1, 2, 2, 3)]
+    assert "assertion" not in capsys.readouterr().out
 
 
 def asked_for(request: Arrived) -> str:

@@ -614,8 +614,13 @@ OK = b"HTTP/1.1 200 OK\r\n"
     [([OK, b"x: ", *[b"y"] * 30], NoAnswer), ([OK + b"\r\n", b"", b"no TLS\r\n", b""], ssl.SSLError)],
     ids=["slow", "no TLS"],
 )
-def test_a_proxy_has_the_time_of_an_answer_to_connect(
-    ledger: Log, connect: Connect, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes], error: type[Exception]
+def test_a_proxy_and_a_token_have_the_time_of_an_answer(
+    ledger: Log,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pieces: list[bytes],
+    error: type[Exception],
 ) -> None:
     def answer(_: Reached) -> Iterator[bytes]:
         for piece in pieces:
@@ -623,10 +628,13 @@ def test_a_proxy_has_the_time_of_an_answer_to_connect(
             time.sleep(0.2)
 
     with Upstream(answer) as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", proxy.address)
-        with pytest.raises(error):
-            popular(connect("https://upstream.invalid", max_answer_s=1)).execute()
-    assert charged(ledger) == {}
+        monkeypatch.setenv("HTTPS_PROXY", proxy.address.replace("//", "//me:secret@"))
+        monkeypatch.setattr(http.client.HTTPConnection, "debuglevel", 1)
+        login = Credentials(None, "r", None, f"{proxy.address}/token", "c", "s")  # type: ignore[no-untyped-call]
+        for options in ({}, {"credentials": login})[: 1 + (error is NoAnswer)]:
+            with pytest.raises(error):
+                popular(connect("https://upstream.invalid", max_answer_s=1, **options)).execute()
+    assert (charged(ledger), capsys.readouterr().out) == ({}, "")
 
 
 def test_a_request_that_the_body_of_another_makes_leaves_the_other_its_time() -> None:
@@ -657,7 +665,7 @@ def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Log, elsewhere: st
 
 @pytest.mark.parametrize("login", [AnonymousCredentials(), Credentials("ya29.a-token\n")])  # type: ignore[no-untyped-call]
 def test_a_login_may_be_nobodys_and_no_error_quotes_it(upstream: Emulator, connect: Connect, login: Any) -> None:
-    with pytest.raises((HttpError, httplib2.HttpLib2Error), match="API Key|redacted") as error:
+    with pytest.raises((HttpError, httplib2.HttpLib2Error), match=r"API Key|redacted") as error:
         popular(connect(upstream.address, credentials=login)).execute()
     assert "a-token" not in str(error.value)
 
