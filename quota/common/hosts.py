@@ -82,6 +82,7 @@ _FORMAT = re.compile(r"\.[^./]+\.*/*$")
 """The end of a path that some frameworks, as Rails, read as the format of the answer, whatever it is."""
 
 
+@lru_cache(1)  # one request asks for them by each verb
 def readings_of(path: str) -> tuple[str, ...]:
     """All paths that a server may read in `path`, as `plain_path` writes them, the plain path first. The others have
     slashes decoded (once or twice, also as `%C0%AF` or `%u002F`), full-width characters in ASCII, no invisible ones,

@@ -670,14 +670,6 @@ def test_a_login_may_be_nobodys_and_no_error_quotes_it(upstream: Emulator, conne
     assert "a-token" not in str(error.value)
 
 
-def test_the_debug_output_of_http_client_does_not_have_the_key(
-    upstream: Emulator, connect: Connect, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http.client.HTTPConnection, "debuglevel", 1)
-    popular(connect(upstream.address)).execute()
-    assert KEY not in "".join(capfd.readouterr())
-
-
 @pytest.mark.parametrize(
     ("host", "target", "metered", "keeps_key"),
     [

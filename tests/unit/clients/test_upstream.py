@@ -13,11 +13,11 @@ import pytest
 
 from quota.clients.upstream import Closing, Meaning, upstream_of
 from quota.clients.upstream_errors import bucket_of
-from quota.common.hosts import url_on
+from quota.common.hosts import readings_of, url_on
 from quota.errors import UsageError
 from quota.rules.evidence import Level, evidence_of
 from quota.settings.books import load_book
-from quota.terms.api import RequestBody
+from quota.terms.api import NO_BODY, RequestBody
 from quota.terms.costs import CostBook, Part
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import parse_book
@@ -545,6 +545,10 @@ def test_a_field_of_a_request_may_name_any_verb_and_a_long_body_takes_little_mem
     fields = "_HttpMethod=PUT", "a=b&X-HTTP%2dMethod-Override=PUT", "x-method=PUT"
     for query in ("_method=DELETE", *fields):
         assert len(upstream_of(GITHUB).verbs("GET", f"https://api.github.com/x?{query}", {})) > 1, query
+    readings_of.cache_clear()
+    url = "https://api.github.com/x%2Fy?_method=PUT"
+    assert upstream_of(GITHUB).dearest_verb("GET", url, {}, NO_BODY, upstream_of(GITHUB).name) == "POST"
+    assert readings_of.cache_info().misses == 1, "a long path takes a tenth of a second to read"
     may = b"_METHOD=PUT", b'{"\\u005fmethod": "PUT"}', b"a=b&.%6Dethod=PUT", *map(str.encode, fields)
     may_not = b"payment_method=card", b"self._method()", b"_methods=2", b"xmethod=2", b"%" * 1_000_000
     tracemalloc.start()
