@@ -154,7 +154,8 @@ def _unseen(given: Sequence[str], depth: int = 0, before: str = "") -> str | Non
         if name in _EMPTIES and any(re.fullmatch(_EMPTIES[name], word) for word in words[1:start]):
             return "env -i" if name == "env" else "exec -c"
         if start == len(words):  # `flock FILE -c`, `env -S`: it may be in a word
-            return _unseen_in_script(name, words[-1], depth, " ".join([before, *words[:-1]]))
+            script = re.sub(r"^-(\w*S|-split-string=)", "", words[-1])
+            return _unseen_in_script(name, script, depth, " ".join([before, *words[:-1]]))
         return _unseen(words[start:], depth + 1, " ".join([before, *words[:start]]))
     is_silent = name in _SILENT and not (name == "awk" and _AWK_STARTS(" ".join(words)))
     path = None if is_silent or not name else shutil.which(words[0])

@@ -208,7 +208,7 @@ def test_two_threads_that_import_libraries_at_once_do_not_wait_for_each_other(ma
         ("sh -c 'cat x | A=b xargs -n 1 fetch - >y 2>&1'", "fetch"),
         ("sh -c 'eval \"a=b fetch\" x'", "fetch"),
         ('sh -c \'trap "fetch x" EXIT; env -S "python -I x"\'', "fetch"),
-        ('sh -c \'env -S "python -I x"; flock x -c "fetch x"\'', "python -I"),
+        ('sh -c \'env "-Spython -I x"; flock x -c "fetch x"\'', "python -I"),
         ("awk 'BEGIN { system(\"fetch x\") }'", "awk"),
         ("awk '/a|b/ { print }'", None),
         ("env PYTHONPATH=src python x.py", "python with its own PYTHONPATH"),
