@@ -346,7 +346,7 @@ def answer_in(error: Any) -> RawAnswer | None:
     if is_any(error, (("googleapiclient.errors", "HttpError"),)):
         return RawAnswer(int(error.resp.status), error.resp, error.content)
     if is_any(error, (("urllib.error", "HTTPError"),)):
-        return RawAnswer(error.code, error.headers, b"")
+        return RawAnswer(error.code, error.headers or {}, b"")
     if is_any(error, (("aiohttp", "ClientResponseError"),)) and error.status:
         return RawAnswer(error.status, error.headers or {}, b"")
     if is_any(error, _WITH_RESPONSE) and error.response is not None:

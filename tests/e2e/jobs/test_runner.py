@@ -386,7 +386,7 @@ def test_a_long_wait_that_upstream_asks_for_costs_no_further_attempts(
         "httpx.ConnectError('no route')",
         "httpx2.ConnectError('no route')",
         "urllib.error.URLError(ConnectionRefusedError())",
-        "urllib.error.HTTPError('http://x', 503, 'No', {}, None)",
+        "urllib.error.HTTPError('http://x', 503, 'No', None, None)",
         "urllib3.exceptions.ProtocolError('reset')",
     ],
 )
