@@ -35,6 +35,9 @@ T = TypeVar("T")
 CHANGE_WITHIN_S = 3.0
 """How long a change tries again while others are quicker."""
 
+MAX_CHANGES = 1_000
+"""The most tries of a change."""
+
 FENCED_WITHIN_S = 0.3
 """How long a change waits for a fence, behind which others put back lost charges or move the log."""
 
@@ -66,7 +69,7 @@ def change(
     marker = None if marker_key is None else Entry(START, 0, "", "", "", "", marker_key, "marker")
     began_s, is_lost = elapsed_s(), False
     stands = _read(log, project, names)
-    while True:
+    for _ in range(MAX_CHANGES):
         _check_usable(log, project, "", stands)
         fields = {name: stands.state[name] for name in names if name in stands.state}
         answer, becomes = rule(stands.clock_ms, fields)
@@ -95,7 +98,8 @@ def change(
                 raise LedgerError(f"ledger {log.label}: another process puts back what it lost; run again in a moment")
             time.sleep(FENCED_PAUSE_S)
         elif elapsed_s() - began_s > CHANGE_WITHIN_S:
-            raise LedgerError(f"ledger {log.label}: other processes were quicker each time; run again in a moment")
+            break
+    raise LedgerError(f"ledger {log.label}: other processes were quicker each time; run again in a moment")
 
 
 def _read(log: Log, project: str, names: Sequence[str]) -> Moment:

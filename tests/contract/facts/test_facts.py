@@ -12,7 +12,7 @@ from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger import state as state_module
 from quota.ledger.log import Fields, Log
-from quota.ledger.state import change
+from quota.ledger.state import MAX_CHANGES, change
 from quota.rules.entry import END, START
 from quota.rules.facts import Exhaustion, Grant
 from quota.rules.refusals import RefusalCount, RefusedSum
@@ -151,8 +151,12 @@ def test_a_change_that_comes_too_late_is_decided_anew(log: Log, times: int) -> N
     assert [entry.key for entry in log.read("p", START, END, 10)] == ["key"]
 
 
-def test_a_change_that_always_comes_too_late_is_one_line(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "CHANGE_WITHIN_S", 0.0)
+@pytest.mark.parametrize(("within_s", "times"), [(None, MAX_CHANGES), (0.0, 1)])
+def test_a_change_that_always_comes_too_late_is_one_line(
+    log: Log, monkeypatch: pytest.MonkeyPatch, within_s: float | None, times: int
+) -> None:
+    """After so many tries, or so long."""
+    monkeypatch.setattr(state_module, "CHANGE_WITHIN_S", 60.0 if within_s is None else within_s)
     asked = 0
 
     def rule(*_: object) -> tuple[str, Fields]:
@@ -165,7 +169,8 @@ def test_a_change_that_always_comes_too_late_is_one_line(log: Log, monkeypatch: 
         LedgerError, match=r"^ledger .*: other processes were quicker each time; run again in a moment$"
     ):
         change(log, "p", ("a",), rule)
-    assert read(log, "a") == {"a": f"{asked}"} == {"a": "1"}
+    assert asked == times
+    assert read(log, "a") == {"a": f"{times}"}
 
 
 def test_a_change_that_nobody_hinders_is_made_however_slow_it_is(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
