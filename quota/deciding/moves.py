@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, place
 from quota.errors import QuotaError
-from quota.ledger.log import SEAL, Log, Progress, all_entries, in_pieces, is_closed, is_fence, is_seal
+from quota.ledger.log import SEAL, Log, Progress, entries_held, in_pieces, is_closed, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
@@ -133,13 +133,14 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
     source, target = Fence(old, project, token), Fence(new, project, token, lifts=SEAL + old.label)
     # Of two moves in opposite directions, the first to fence goes on. A sealed log needs no fence.
     fenced = [target] if was_sealed else sorted((source, target), key=lambda side: side.log.label)
-    past = _copy_past(old, new, project, progress)
+    edge = _edge(old, project)
+    _copy_past(old, new, project, progress)
     with given_back(*fenced):
         for side in fenced:
             side.take()
         with nullcontext() if was_sealed else source.renewed(), target.renewed():
             _copy_state(old, target)
-            entries, trimmed = _united(old, new, project, past, progress)
+            entries, trimmed = _united(old, new, project, edge, progress)
             target.replace(entries, trimmed)
         if not was_sealed:
             source.seal(new.label)
@@ -152,25 +153,21 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
 # -- what is copied ----------------------------------------------------------------------------------------------------
 
 
-def _copy_past(old: Log, new: Log, project: str, progress: Progress) -> Id:
-    """Copy the past; returns the newest id."""
+def _copy_past(old: Log, new: Log, project: str, progress: Progress) -> None:
     entries: list[Entry] = []
     for piece in in_pieces(old.past, project, START):
         progress(project, len(piece))
         entries += [entry for entry in piece if entry.kind != "unreadable"]
     new.add_past(project, entries)
-    return entries[-1].id if entries else START
 
 
-def _united(old: Log, new: Log, project: str, past: Id, progress: Progress) -> tuple[list[Entry], Id]:
+def _united(old: Log, new: Log, project: str, edge: Id, progress: Progress) -> tuple[list[Entry], Id]:
     """The union of both logs, and the id up to which it is trimmed. The union has every entry that either log still
-    has, because a window of some configuration may be as long, and what left the old log after `past` was copied."""
-    edge = min(_edge(old, project), _edge(new, project))
-    if old.past(project, past, END, 1):
-        edge = min(edge, past)
+    has, because a window of some configuration may be as long, and what left the old log since it had this `edge`."""
+    edge = min(edge, _edge(old, project), _edge(new, project))
     is_whole = all(log.begin(project).trimmed == START for log in (old, new))
     trimmed = START if is_whole else edge
-    have, seen = ([*all_entries(log, project, trimmed, progress)] for log in (new, old))
+    have, seen = (entries_held(log, project, trimmed, progress) for log in (new, old))
     return union(have, missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
 
 
@@ -185,7 +182,7 @@ def _edge(log: Log, project: str) -> Id:
 
 def charges_in(log: Log, project: str) -> int:
     """How many charges of a project a ledger has, in its log and its past."""
-    return sum(entry.kind == "charge" for entry in all_entries(log, project))
+    return sum(entry.kind == "charge" for entry in entries_held(log, project, START))
 
 
 # -- the state ---------------------------------------------------------------------------------------------------------

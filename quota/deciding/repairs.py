@@ -17,7 +17,7 @@ from quota.common.text import number_in
 from quota.deciding.fence import Fence, given_back
 from quota.decision import SET_THE_CLOCK, both_clocks
 from quota.errors import QuotaError
-from quota.ledger.log import Log, all_entries
+from quota.ledger.log import Log, all_entries, entries_held
 from quota.ledger.state import LONGEST, begin, longest_of
 from quota.rules.claims import CLAIM, Record
 from quota.rules.entry import END, Entry, just_before
@@ -83,7 +83,7 @@ def repair(log: Log, project: str, host_ms: int) -> None:
             beginning = log.begin(project, (FACTS, LONGEST, SUMS))
             now_ms, state = beginning.clock_ms, beginning.state
             trimmed = min(beginning.trimmed, just_before(now_ms - longest_of(state) - SLACK_MS))
-            before = [*all_entries(log, project, trimmed)]
+            before = entries_held(log, project, trimmed)
             after = union([_period_from(entry, now_ms) for entry in before], (), now_ms, trimmed, ahead_ms=0)
             becomes: dict[str, str | None] = {**_claims_ahead(log, project, now_ms)}
             if FACTS in state:

@@ -308,7 +308,18 @@ Progress = Callable[[str, int], None]
 """Gets the project, and the number of its entries that were read."""
 
 
-def all_entries(log: Log, project: str, after: Id = START, progress: Progress = lambda *_: None) -> Iterator[Entry]:
+def entries_held(log: Log, project: str, after: Id, progress: Progress = lambda *_: None) -> list[Entry]:
+    """The entries of the past and the log after an id, each once, while nobody trims. If the state was lost, or a move
+    was stopped, the past goes on after `trimmed`."""
+    entries: dict[str, Entry] = {}
+    for read in (log.past, log.read):
+        for piece in in_pieces(read, project, after):
+            progress(project, len(piece))
+            entries |= {entry.key: entry for entry in piece}
+    return [*entries.values()]
+
+
+def all_entries(log: Log, project: str, after: Id = START) -> Iterator[Entry]:
     """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
     once."""
     trimmed = log.begin(project).trimmed
@@ -319,7 +330,6 @@ def all_entries(log: Log, project: str, after: Id = START, progress: Progress = 
             trimmed = log.begin(project).trimmed
             if after < trimmed:
                 continue  # the next entries are in the past now
-        progress(project, len(piece))
         yield from piece
         if piece and len(piece) == MAX_READ:
             after = piece[-1].id

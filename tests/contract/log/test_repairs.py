@@ -10,6 +10,7 @@ from contract.log.logs import (
     NOW_MS,
     Clock,
     P,
+    Place,
     added,
     ask,
     charge,
@@ -114,6 +115,14 @@ def test_a_repair_counts_entries_again_that_a_clock_ahead_moved_to_the_past(log:
     assert old[0].id < log.begin(P).trimmed < kept[0].id
     reply = ask(log, charge(), seen=entries[-1].id, room=9)
     assert (reply.word, reply.id and reply.id[0]) == ("APPENDED", LATER_MS)
+
+
+def test_a_repair_keeps_a_past_of_which_the_state_no_longer_tells(place: Place, log: Log, clock: Clock) -> None:
+    old = added(log, charge(1))
+    log.trim(P, NOW_MS + 1)
+    at(clock, NOW_MS + YEAR_MS, log, charge(2))
+    place.lose("state")
+    assert repaired(log)[:1] == old
 
 
 def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
