@@ -65,7 +65,7 @@ MAX_REDIRECTIONS = 8
 PAUSE_S = 0.05
 """The pause between two tries, while some of a project's keys have moved and others have not."""
 
-KEY_AT: dict[str | bytes, int] = {"TIME": 0, "EVAL": 3, "EVALSHA": 3}
+KEY_AT: dict[str | bytes, int] = {"EVAL": 3, "EVALSHA": 3}
 """The place of the key in a command, if it is not the first argument."""
 
 _NO_RETRIES = Retry(NoBackoff(), 0)
@@ -314,10 +314,12 @@ class Cluster:
         self._connections: dict[tuple[str, int], Connections] = {}
 
     def execute_command(self, *command: str | bytes, ends_s: float | None = None) -> Any:
-        """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key, so its name
-        chooses a node."""
-        key = command[KEY_AT.get(command[0], 1)]
+        """The reply of the node that has the command's key, unchanged. Raises Failed. TIME has no key: its reply is the
+        earliest clock of the nodes that answer."""
         ends_s = elapsed_s() + self.wall_s if ends_s is None else ends_s
+        if command[0] == "TIME":
+            return self._earliest(ends_s)
+        key = command[KEY_AT.get(command[0], 1)]
         words, slot = Connections.pack(*command), key_slot(key.encode() if isinstance(key, str) else key)
         connections, asking = self._owner(slot), False
         for _ in range(MAX_REDIRECTIONS):
@@ -340,8 +342,8 @@ class Cluster:
 
     def scan(self, pattern: str) -> Iterator[str]:
         """The matching keys of all nodes."""
-        for node in self._discovered_nodes().get_nodes_by_server_type("primary"):
-            yield from self._at(str(node.host), int(node.port)).scan(pattern)
+        for connections in self._primaries():
+            yield from connections.scan(pattern)
 
     def close(self) -> None:
         """Close all connections. The next command connects again."""
@@ -366,6 +368,21 @@ class Cluster:
             for place in self._connections.keys() - places:  # otherwise it would ask every node that ever existed
                 self._connections.pop(place).close()
         return nodes
+
+    def _primaries(self) -> list[Connections]:
+        nodes = self._discovered_nodes().get_nodes_by_server_type("primary")
+        return [self._at(str(node.host), int(node.port)) for node in nodes]
+
+    def _earliest(self, ends_s: float) -> list[str]:
+        times, failure = [], Lost("no node answers")
+        for connections in self._primaries():
+            try:
+                times.append(connections.execute_command("TIME", ends_s=ends_s))
+            except Lost as error:
+                self._nodes, failure = None, error
+        if not times:
+            raise failure
+        return min(times, key=lambda time: [*map(int, time)])
 
     def _owner(self, slot: int) -> Connections:
         try:

@@ -153,9 +153,12 @@ def test_a_cluster_with_silent_nodes_decides_in_time(nodes: Nodes, charge: Calla
 
 @pytest.mark.usefixtures("real_walls", "state_dir")
 def test_a_silent_node_hides_no_project_of_another_node(nodes: Nodes) -> None:
-    owner = nodes.owner(KEY)
-    other = next(name for name in "abcdefghij" if nodes.owner(f"quota:{{{name}}}:ledger:log") is not owner)
-    credentials = {name: {"api": "youtube-v3"} for name in ("p", other)}
+    owner = nodes.owner("TIME")  # this command has no key
+    mine, other = (
+        next(name for name in "abcdefghij" if (nodes.owner(f"quota:{{{name}}}:ledger:log") is owner) == is_silent)
+        for is_silent in (True, False)
+    )
+    credentials = {name: {"api": "youtube-v3"} for name in (mine, other)}
     with quota.open(settings={"ledger": {"url": nodes.url}, "credentials": credentials}) as session, stopped(owner):
 
         def seen() -> list[tuple[bool, bool]]:
