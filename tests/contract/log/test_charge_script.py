@@ -124,4 +124,5 @@ def test_the_charge_script_counts_as_running_totals_do(admin: redis.Redis, log: 
         assert log.append(P, request).word in ("APPENDED", "READ")
         log.trim(P, now_ms - pick.choice((HOUR_MS, HOUR_MS // 2)))
         ms, seq = log.begin(P).tip
-        admin.xadd(keys_of(P).log, {"e": f"9\tx{number}\tunits\ta\tj1\t\ttoo long"}, f"{ms}-{seq + 1}")
+        line = pick.choice((f"9\tx{number}\tunits\ta\tj1\t\ttoo long", f"{10**15}\tx{number}\tunits\ta\tj1\t"))
+        admin.xadd(keys_of(P).log, {"e": line}, f"{ms}-{seq + 1}")

@@ -128,6 +128,7 @@ def test_all_keys_live_as_long_as_the_longest_window_ever_named(log: RedisLog, a
         {"e": ""},
         {"e": "1\tk\tunits\tm\tj\tr\tmore"},
         {"e": "c1\tk\tunits\tm\tj\tr"},
+        {"e": f"{10**15}\tk\tunits\tm\tj\tr"},
     ],
 )
 def test_foreign_data_leaves_no_room_and_raises_nothing(
