@@ -235,6 +235,14 @@ def test_a_user_without_one_right_changes_nothing_or_all(
     admin.acl_deluser("poor")
 
 
+def test_a_trim_does_not_read_the_whole_past(log: RedisLog, admin: redis.Redis) -> None:
+    begun(log)
+    log.add_past(P, [charge(id=(n, 0)) for n in range(log.now_ms() - DAY_MS, log.now_ms() - DAY_MS + 20_000)])
+    admin.config_resetstat()
+    assert log.trim(P, 2**43) == 3
+    assert admin.info("commandstats")["cmdstat_xrevrange"]["usec"] < 1_000
+
+
 def test_the_log_works_on_the_nodes_of_a_cluster() -> None:
     with Nodes() as servers, closing(RedisLog(servers.url)) as log:
         with suppress(StopIteration):
