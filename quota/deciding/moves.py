@@ -133,11 +133,13 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
     source, target = Fence(old, project, token), Fence(new, project, token, lifts=SEAL + old.label)
     # Of two moves in opposite directions, the first to fence goes on. A sealed log needs no fence.
     fenced = [target] if was_sealed else sorted((source, target), key=lambda side: side.log.label)
-    edge = _edge(old, project)
+    edge, epoch = _edge(old, project), old.begin(project).epoch
     _copy_past(old, new, project, progress)
     with given_back(*fenced):
         for side in fenced:
             side.take()
+        if not was_sealed and source.stood != epoch:  # another move may have brought more of a past
+            raise source.overtaken()
         with nullcontext() if was_sealed else source.renewed(), target.renewed():
             _copy_state(old, target)
             entries, trimmed = _united(old, new, project, edge, progress)

@@ -12,6 +12,7 @@ from contract.log.logs import (
     add,
     add_many,
     added,
+    ask,
     charge,
     correction,
     entries_of,
@@ -20,7 +21,10 @@ from contract.log.logs import (
     others,
     past_of,
 )
+from quota.deciding.fence import Fence
+from quota.deciding.moves import Step, carry_out
 from quota.ledger import sqlite_log
+from quota.ledger.factory import open_ledger
 from quota.ledger.log import PAST_MS, Log
 from quota.rules.entry import Entry
 from quota.rules.spent import spent
@@ -132,3 +136,22 @@ def test_the_past_has_a_bounded_number_of_entries(place: Place, clock: Clock, mo
     log.add_past(P, old(2))
     assert past_of(log) == entries[2:]
     add(log, charge())
+
+
+def test_a_past_that_another_move_brings_meanwhile_moves_too(
+    log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third, new = (open_ledger("memory:", clock=clock) for _ in range(2))
+    take, (brought,) = Fence.take, added(third, charge())
+    clock.now_ms += 9
+    third.trim(P, clock.now_ms)
+    assert ask(log, charge(), epoch="", new_epoch="theirs").word == "APPENDED"
+
+    def late(fence: Fence) -> None:
+        monkeypatch.undo()
+        carry_out(third, log, Step(P, "move"), lambda *_: None)
+        take(fence)
+
+    monkeypatch.setattr(Fence, "take", late)
+    carry_out(log, new, Step(P, "move"), lambda *_: None)
+    assert brought in (*past_of(new), *entries_of(new))
