@@ -232,8 +232,8 @@ def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upst
     results = quota.json("search", title, "--region", "DE")
     assert results["region"] == "DE"
     assert {ranking["region"] for video in results["videos"] for ranking in video["rankings"]} <= {"DE"}
-    lines = quota("search", "official", "--limit", "3").stdout.splitlines()
-    assert len(lines) == 3
+    lines = quota("search", "official", "--limit", "20").stdout.splitlines()
+    assert len(lines) == 20
     assert all(re.search(r"\[.+, [\d,]+ views\]  (mine |trending )?\w\w #\d+", line) for line in lines)
     assert any(re.search(r"  mine US #(\d+), trending US #\1$", line) for line in lines), lines
     results = quota.json("search", "official", "--job", "mine")
