@@ -110,10 +110,10 @@ class PlainSimulation:
             for part in parts:
                 row = self.row(self.wanted, job, method, part.bucket)
                 row.add(tick.at_ms // SLOT_MS, part.units * most, most)
-        if not any(region.pending for region in regions):
-            for region in regions:
-                region.pending = True
-        todo = by_rotation(regions)[:most]
+        covered = by_rotation(regions)
+        for region in covered:
+            region.pending = True
+        todo = covered[:most]
         budget = self.session.budget(job.credential)
         selected = any(limit.view.selector.jobs for limit in budget.limits)
         of_run = 0
