@@ -343,7 +343,7 @@ def _split(path: str) -> Segments:
 
 
 def _folded(text: str) -> str:
-    """The text in one spelling, see `one_spelling`."""
+    """The text as `one_spelling` has it, without the marks beyond MAX_MARKS of each letter."""
     if text.isascii():
         return text.lower()
     if _MANY.search(text):  # leave out the marks beyond MAX_MARKS of each letter
