@@ -273,11 +273,10 @@ def test_a_charge_is_put_back_that_was_made_and_lost_while_another_was_on_its_wa
 
     def lose() -> None:
         slow._project.log = machine.ledger
-        site.now_ms -= 1
         in_threads(charge, (quick, 50))
         site.place.overwrite(copy)
+        site.now_ms += 1
 
-    site.now_ms += 1
     slow._project.log = FaultyLog(machine.ledger, {1: Fault(lose)}, "append")
     assert slow.charge("videos.list", units=3).admitted
     assert machine.budget(HUNDRED).charge("videos.list").limits[0].used_units == 1 + 3 + 50 + 1
