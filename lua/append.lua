@@ -53,10 +53,11 @@ local FENCE, SEAL, CORRECTION = 126, 33, 99 -- ~ ! c
 -- A part that few calls need is included where they need it, because creating its functions takes time.
 -- @include parts/clock.lua
 
-local clock_ms, ms = clock(args[7] + 0)
+local clock_ms = clock(args[7] + 0)
 local fields = call('HMGET', state, 'epoch', 'holds', 'longest_ms')
 local stored, holds = fields[1] or '', tonumber(fields[2] or 0) or 0
-local entries = call('XRANGE', log, seen, '+', 'COUNT', MAX_UNSEEN + 2)
+local entries = call('XREVRANGE', log, '+', '-', 'COUNT', 1) -- XRANGE would walk through up to 100 entries before `seen`
+if #entries > 0 and entries[1][1] ~= seen then entries = call('XRANGE', log, seen, '+', 'COUNT', MAX_UNSEEN + 2) end
 local size = #entries
 local oldest, newest = entries[1], entries[size]
 
@@ -123,10 +124,10 @@ if reply[1] ~= 'READ' then return reply end
 -- New ids follow the newest entry; in an empty log, the newest trimmed entry.
 local last = size > 0 and newest[1] or holds > 0 and call('HGET', state, 'trimmed') or '0-0'
 -- @include parts/next_id.lua
-ms, seq = next_id(last, clock_ms, ms, seq)
+local ms, first_seq = next_id(last, clock_ms, seq)
 local ids, notes = {}, { 'HSET', corrected }
 for at = FIRST_LINE, #args do
-  local id = ms .. '-' .. int(seq + at - FIRST_LINE)
+  local id = ms .. '-' .. int(first_seq + at - FIRST_LINE)
   ids[at] = id
   if byte(args[at]) == CORRECTION then
 -- @include parts/log_lines.lua

@@ -26,7 +26,7 @@ local FIRST_BECOMES = FIRST + 2 * expected
 -- @include parts/log_lifetime.lua
 -- @include parts/log_rights.lua
 
-local clock_ms, ms = clock(args[1] + 0)
+local clock_ms = clock(args[1] + 0)
 local names = { 'HMGET', state, 'epoch', 'holds', 'trimmed' }
 local FIRST_TEXT = #names - 1
 for at = FIRST, #args, 2 do names[#names + 1] = args[at] end
@@ -63,8 +63,8 @@ if done then
   end
   if marker ~= '' then
 -- @include parts/next_id.lua
-    ms, seq = next_id(newest and tip or trimmed, clock_ms, ms, seq)
-    tip = ms .. '-' .. int(seq)
+    local ms, next_seq = next_id(newest and tip or trimmed, clock_ms, seq)
+    tip = ms .. '-' .. int(next_seq)
     call('XADD', log, tip, 'e', marker)
   end
   live_on()

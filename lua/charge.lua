@@ -63,7 +63,7 @@ for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   longest_ms = math.max(longest_ms, window_ms)
 end
 
-local clock_ms, ms = clock(given_ms)
+local clock_ms = clock(given_ms)
 local fields = call('HMGET', state, 'epoch', 'holds', 'trimmed', 'longest_ms', 'facts')
 local holds = tonumber(fields[2] or 0) or 0
 local stored, is_closed = standing(fields[1] or '', holds)
@@ -123,8 +123,7 @@ if earlier or not fits then return reply end
 
 local newest = call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
 -- @include parts/next_id.lua
-local seq
-ms, seq = next_id(newest and newest[1] or trimmed, clock_ms, ms, tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
+local ms, seq = next_id(newest and newest[1] or trimmed, clock_ms, tonumber(string.sub(redis.sha1hex(key), 1, 10), 16))
 try_rights()
 call('HSET', state, 'epoch', stored ~= '' and stored or key, 'holds', math.max(holds, 1),
   'longest_ms', int(math.max(longest_ms, whole(fields[4]) or 0)))

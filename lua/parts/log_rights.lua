@@ -2,6 +2,7 @@
 local function try_rights()
   local none = state .. ':none'
   redis.call('XADD', none, 'NOMKSTREAM', '*', 'e', '')
+  redis.call('XRANGE', none, '-', '+')
   redis.call('XREVRANGE', none, '+', '-')
   redis.call('XTRIM', none, 'MAXLEN', '0')
   redis.call('HGET', none, 'f')
