@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from weakref import WeakSet
 
 from quota.common.clock import elapsed_s
@@ -50,7 +50,7 @@ class Recorder:
         """The parent reports its own refusals."""
         self._lock = threading.Lock()  # no thread waits for it: its holder does the work of the others
         self._counts: dict[tuple[int, str, str, str], int] = {}
-        self._newest: list[Callable[[], str]] = []  # each makes the text of a refusal
+        self._newest = deque[Callable[[], str]](maxlen=MAX_REFUSALS)  # each makes the text of a refusal
         self._unsent: tuple[Sequence[RefusalCount], Sequence[str], str] | None = None  # the ledger has not taken it
         self._due_s = elapsed_s() + ATTEND_EVERY_S
         self._answers = False
@@ -58,8 +58,7 @@ class Recorder:
     def refused(self, decision: Decision, job: str, region: str, run: str, calls: int = 1) -> None:
         """Note a refused call, or several together. Sends nothing yet."""
         self.count(decision.decided_at_ms, decision.refused_by or "", job, decision.reason, calls)
-        text: Callable[[], str] = partial(refusal_text, decision, job, region, run, machine_name(), calls)
-        self._newest = [*self._newest, text][-MAX_REFUSALS:]
+        self._newest.append(lambda: refusal_text(decision, job, region, run, machine_name(), calls))
 
     def count(self, at_ms: int, limit: str, job: str, reason: str, calls: int) -> None:
         """Count refused calls; with the reason SHADOW, calls that left and a shadow limit would have refused. Sends
@@ -94,9 +93,9 @@ class Recorder:
             unsent, self._unsent = self._unsent, None
             if unsent is None:  # take all counts and refusals, with the key of their addition
                 counts, newest = self._counts, self._newest
-                self._counts, self._newest = {}, []
-                texts = [text() for text in newest]
-                rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]  # others may add meanwhile
+                self._counts, self._newest = {}, deque(maxlen=MAX_REFUSALS)
+                texts = [text() for text in list(newest)]  # others may add meanwhile
+                rows = [RefusalCount(*kind, calls) for kind, calls in list(counts.items())]
                 unsent = rows, texts, self._state.new_key()
             self._state.add_refusals(*unsent)
         except LedgerError as error:
