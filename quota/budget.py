@@ -349,7 +349,7 @@ class Budget(OfOneProcess):
             self._note(checklist, charges[0], decision)
             for call, of_call in zip(checklist.calls, decisions, strict=True):
                 if of_call.id is not None:
-                    self.tally(call.method, 1, sum(part.units for part in call.parts), 0)
+                    self.tally(call.method, 1, sum([part.units for part in call.parts]), 0)
                 self.listener.decided(of_call)
         return decisions
 

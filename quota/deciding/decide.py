@@ -135,7 +135,7 @@ def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
 def _missing(project: Project, views: Sequence[View], now_ms: int) -> Callable[[], None] | None:
     """What reads the next missing part of the log; None: all is read. Drops the entries that left these windows."""
     reading, behind = project.reading, []
-    totals = [reading.totals[view] for view in views if view in reading.totals]
+    totals = [total for view in views if (total := reading.totals.get(view))]
     if not reading.began or len(totals) < len(views):
         return partial(project.begin, views)
     if reading.facts_markers != reading.markers:  # they have changed

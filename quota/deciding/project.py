@@ -196,7 +196,7 @@ class Project(OfOneProcess):
             is_lacking = request.seen < noted <= entries[-1].id and all(entry.id != noted for entry in entries)
             if is_lacking and self.journal is not None:  # it was noted, and lost, while the request was on its way
                 self.journal.doubt(epoch, noted)
-        totals = [reading.totals[view] for view in views if view in reading.totals]
+        totals = [total for view in views if (total := reading.totals.get(view))]
         return tuple([total.used_units for total in totals]) if len(totals) == len(views) else None
 
     def _warn_of_refused(self, unseen: Sequence[Entry]) -> None:
@@ -221,7 +221,7 @@ class Project(OfOneProcess):
         if self.journal is None:
             return START
         is_ours, pending = self.keys.is_of_this_machine, self.reading.pending
-        seen = [*(entry for entry in entries if not is_ours(entry.key) or entry.key in pending), *own]
+        seen = [*[entry for entry in entries if not is_ours(entry.key) or entry.key in pending], *own]
         return self.journal.write(epoch, seen) if seen else self.journal.newest(epoch)
 
     def read_on(self) -> None:

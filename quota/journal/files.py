@@ -284,11 +284,11 @@ class DayFiles:
             self.close()
             self.names = []
         else:
-            if (status.st_dev, status.st_ino) != self._seen[:2]:  # somebody has moved our folder away
-                self.close()
             seen = (status.st_dev, status.st_ino, status.st_mtime_ns)
             if not at_once and seen == self._seen and now_s < self._look_again_s:
                 return
+            if seen[:2] != self._seen[:2]:  # somebody has moved our folder away
+                self.close()
             self._look_again_s = now_s + LOOK_AGAIN_S
             self.names = sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name))
             self._seen = seen
