@@ -332,8 +332,7 @@ class Budget(OfOneProcess):
             raise LedgerError(why)  # a charge would fail
         if self._project.recorder is not None:
             self._project.recorder.answered()
-        first_ms = None if outcome.first is None else outcome.first[0]
-        return self._of_each(priced, decision, first_ms)
+        return self._of_each(priced, decision, outcome.first and outcome.first[0])
 
     def _of_each(self, priced: Priced, decision: Decision, first_ms: int | None) -> list[Decision]:
         """The decision about each call. The charges were made at `first_ms`; None: nothing was charged. Tells
@@ -341,9 +340,10 @@ class Budget(OfOneProcess):
         checklist, charges, _, commit = priced
         decisions, at = [], 0
         for call in checklist.calls:
-            charged = first_ms is not None and call.parts
-            name = id_of_call(first_ms or 0, charges[at].key, len(call.parts) - 1) if charged else None
-            decisions.append(decision._replace(id=name, method=call.method, cost_units=call.units))
+            of_call = decision if call is checklist else decision._replace(method=call.method, cost_units=call.units)
+            if first_ms is not None and call.parts:
+                of_call = of_call._replace(id=id_of_call(first_ms, charges[at].key, len(call.parts) - 1))
+            decisions.append(of_call)
             at += len(call.parts)
         if commit:
             self._note(checklist, charges[0], decision)
@@ -371,8 +371,8 @@ class Budget(OfOneProcess):
         ends calls it, too. If this machine's clock is behind, the refusal has the ledger's time."""
         self.tally(decision.method, 0, 0, calls)
         if self._project.recorder is not None:
-            at_ms = self._project.dated_ms(decision.decided_at_ms)
-            decision = decision._replace(decided_at_ms=at_ms)
+            if (at_ms := self._project.dated_ms(decision.decided_at_ms)) != decision.decided_at_ms:
+                decision = decision._replace(decided_at_ms=at_ms)
             self._project.recorder.refused(decision, job, region, self._project.keys.run, calls)
 
     def hand_over_refusals(self) -> None:
