@@ -115,8 +115,7 @@ class Connections:
         failure: Failed | None = None
         try:
             line.send_packed_command(words, check_health=False)
-            answer_s = left_s(self.timeout_s, ends_s)
-            if answer_s != self.timeout_s and not line.can_read(answer_s):
+            if elapsed_s() + self.timeout_s > ends_s and not line.can_read(left_s(self.timeout_s, ends_s)):
                 self.close()
                 raise NoAnswer("no answer")
             if asking:

@@ -235,7 +235,7 @@ class RunningTotal:
     def used_after(self, at_ms: int) -> int | None:
         """The units still used at a time, if nothing more is charged; None: read `wants_leaving` first."""
         cutoff_ms = cutoff(self.view.window, at_ms)
-        others = others_units(self.others_after(at_ms))
+        others = others_units(self.others_after(at_ms)) if self.others else 0
         if self.head[0] <= cutoff_ms:
             return others
         if self.leaving_to < self.head and self.leaving_to[0] <= cutoff_ms:
