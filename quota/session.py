@@ -244,7 +244,7 @@ class Session(OfOneProcess):
         max_body_mb: int | None = None,
     ) -> RequestsSession:
         """A `requests.Session` that charges every HTTP attempt to the hosts of the cost book to the credential's
-        budget, by the routes of the book. With an `endpoint`, that host replaces the hosts.
+        budget, by the routes of the book. An `endpoint` replaces the hosts; a call to them raises `quota.UsageError`.
 
         It calls those hosts with the credential's `key`, in the place that the book names, or with the login in `auth`.
         No other host sees a secret. A refusal raises `quota.Refused`, an answer above `max_body_mb` raises

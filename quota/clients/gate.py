@@ -11,6 +11,7 @@ from copy import copy
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget, Call
@@ -19,6 +20,7 @@ from quota.clients.metering import Attempt, Meter, is_reserved
 from quota.clients.upstream import Sent, upstream_of
 from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import elapsed_s
+from quota.common.text import listed, show
 from quota.decision import Decision
 from quota.errors import QuotaError, SessionClosedError, UsageError
 from quota.terms.api import NO_BODY, Hosts, RequestBody
@@ -178,6 +180,7 @@ class HostGate:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._method = method if method is None or callable(method) else text(method, "method")
         self.hosts = Hosts(names)
+        self._replaced = Hosts(book.hosts if hosts is None else ())
         self._budget: AsyncBudget | None = None
         self._threads: Awaiter | None = None
 
@@ -210,7 +213,14 @@ class HostGate:
     # -- the name of a request -----------------------------------------------------------------------------------------
 
     def is_metered(self, verb: str, url: str) -> bool:
-        return self.hosts.serve(url) and not (self._method is None and self.upstream.continues(verb, url))
+        """Raises UsageError for a host of the cost book that an endpoint replaces: nobody would pay."""
+        if self.hosts.serve(url):
+            return not (self._method is None and self.upstream.continues(verb, url))
+        if self._replaced.serve(url):
+            budget, host = self.meter.budget, urlsplit(url).hostname
+            pays = f"credential {show(budget.credential)} pays for calls to {listed(budget.hosts)}, its endpoint"
+            raise UsageError(f"{pays}, and not to {host}; call the endpoint, or remove it")
+        return False
 
     def verb(self, verb: str, url: str, headers: Sent, body: RequestBody = NO_BODY) -> str:
         """The verb by which the API reads a request; the dearest, if it may read several. Raises UsageError."""

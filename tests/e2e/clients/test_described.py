@@ -121,6 +121,14 @@ def test_hosts_and_a_method_that_are_given_count_before_the_books(server: PlainS
     assert [entry.method for entry in charges_at(ledger)] == ["rate-limit"]
 
 
+def test_no_call_goes_to_a_host_that_an_endpoint_replaces(get: Get, server: PlainServer, ledger: Log) -> None:
+    budget = make_budget(ledger, server.host)
+    budget.hosts = ("127.0.0.1:1",)
+    with pytest.raises(UsageError, match=", its endpoint, and not to "):
+        get(budget, f"{server.address}/repos/a")
+    assert server.arrived == []
+
+
 # -- a second program spends the same token, and our count follows what each answer says remains -----------------------
 
 
