@@ -474,12 +474,13 @@ def _print(session: Session, checkpoints: list[Checkpoint], form: str, *, cursor
         pages, items = many(checkpoint.pages, "page"), many(checkpoint.items, "item")
         stored = f"{pages} and {items} of this round stored" if checkpoint.begun else "the first of this round"
         completed_ms, failed_ms = checkpoint.completed_at_ms, checkpoint.failed_at_ms
-        ended = "the next round tries it again" if (failed_ms or 0) > (completed_ms or 0) else "this round is done"
+        has_failed = (failed_ms or 0) > (completed_ms or 0)
+        ended = "the next round tries it again" if has_failed else "this round is done"
         waits = ended if completed_ms or failed_ms else "page 1 comes next"
         is_due = checkpoint.pending or checkpoint.cursor
         stands = f"page {checkpoint.pages + 1} comes next, {stored}" if is_due else waits
         complete = "never complete" if completed_ms is None else f"complete {stamp(completed_ms)}"
-        failed = "" if failed_ms is None else f", failed {stamp(failed_ms)}"
+        failed = f", failed {stamp(failed_ms or 0)}" if has_failed else ""
         there = away.get(checkpoint.job, {}).get(checkpoint.region)
         here = "" if there is None else f"runs on {there.runs_on}; here "
         say(f"{named(checkpoint.job, checkpoint.region)}: {here}{stands}; {complete}{failed}")
