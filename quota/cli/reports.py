@@ -166,7 +166,7 @@ def spend(
 ) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps 35 days of refusal counts and of charges (up to 500,000). If --since reaches further
+    The ledger keeps 35 days of charges (up to 500,000), and of refused calls by the hour. If --since reaches further
     back, a line says where the charges begin.
 
     With --bought it shows, for each page number of a job, how many new entries this machine's runs stored, and what
