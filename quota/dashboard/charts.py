@@ -10,7 +10,7 @@ percent beside that field, so letters are never stretched.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 class Curve(NamedTuple):
     """Use at `times_ms`, the last of which is now, by job: each job has a number for each time. `ahead` is the
-    forecast of later times, of all jobs together."""
+    forecast of later times, of all jobs together. A short window has its peaks there."""
 
     start_ms: int
     now_ms: int
@@ -76,7 +76,8 @@ def curve(
     `others` are units that only upstream counted, each with the time until which they count. They are part of `ahead`.
     """
     start_ms, end_ms = span(window, now_ms, until_ms)
-    times_ms = tuple(start_ms + (now_ms - start_ms) * n // (SAMPLES - 1) for n in range(SAMPLES))
+    past = [event for event in events if event.ms <= now_ms]
+    times_ms = _peaks(window, [start_ms + (now_ms - start_ms) * n // (SAMPLES - 1) for n in range(SAMPLES)], past)
     by_job: dict[str, list[Event]] = {}
     for event in events:
         by_job.setdefault(event.job, []).append(event)
@@ -84,15 +85,30 @@ def curve(
     known_ms = end_ms if known_ms is None else max(now_ms + 1, min(end_ms, known_ms))
     last_ms = known_ms - 1  # at the reset a calendar limit starts from 0
     step_ms = max(1, (last_ms - now_ms) // AHEAD_SAMPLES)
-    later_ms = (*range(now_ms, last_ms, step_ms), last_ms)
-    past = [event for event in events if event.ms <= now_ms]
-    coming = [event for event in expected if now_ms < event.ms < known_ms]
+    coming = sorted(event for event in expected if now_ms < event.ms < known_ms)
+    later_ms = _peaks(window, [*range(now_ms, last_ms, step_ms), last_ms], coming)
     ahead = []
     for at_ms, used, added in zip(later_ms, *(_used(window, later_ms, of) for of in (past, coming)), strict=True):
         still = used + sum(of_others for of_others, until_ms in others if at_ms < until_ms)
         units = still + added
         ahead.append((at_ms, units if most_units is None else max(still, min(units, most_units))))
     return Curve(start_ms, now_ms, end_ms, times_ms, jobs, tuple(ahead))
+
+
+def _peaks(window: Window, times_ms: Sequence[int], events: Sequence[Event]) -> tuple[int, ...]:
+    """These times, if the window is no shorter than the time between them. Else, between the first and the last, the
+    moments in between at which the window held most."""
+    if window.longest_ms * len(times_ms) >= times_ms[-1] - times_ms[0]:
+        return tuple(times_ms)
+    peaks, held, oldest = [(0, at_ms) for at_ms in times_ms], 0, 0
+    for event in events:
+        held += event.units
+        while events[oldest].ms <= event.ms - window.longest_ms:
+            held -= events[oldest].units
+            oldest += 1
+        n = min(bisect_left(times_ms, event.ms), len(times_ms) - 2)
+        peaks[n] = max(peaks[n], (held, event.ms))
+    return (times_ms[0], *[at_ms for _, at_ms in peaks[1:-1]], times_ms[-1])
 
 
 def _used(window: Window, times_ms: Sequence[int], events: Iterable[Event]) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ REFUSALS = RUNS = 10
 
 NAME_CHARACTERS = 64
 
-NEAR_MS = 10 * MINUTE_MS
+NEAR_MS = MINUTE_MS
 """The least time between two rows of a limit's table."""
 
 TYPICAL = ("videos.list", "search.list", "videos.insert")
@@ -281,12 +281,14 @@ def _window(row: LimitRow) -> str:
 
 
 def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
-    """The curve as a table, a row for about an hour, the newest first. A new period has few rows."""
+    """The curve as a table: now, and the fullest moment of about each hour, the newest first. A new period has few
+    rows."""
     rows: list[tuple[int, list[int], int]] = []
-    for n in range(len(curve.times_ms) - 1, -1, -6):
+    moments = range(len(curve.times_ms))
+    for hour in (moments[-1:], *(moments[max(0, n - 5) : n + 1] for n in moments[-2::-6])):
+        total, n = max((sum(band.past_units[n] for band in bands), n) for n in hour)
         if not rows or rows[-1][0] - curve.times_ms[n] >= NEAR_MS:
-            units = [band.past_units[n] for band in bands]
-            rows.append((curve.times_ms[n], units, sum(units)))
+            rows.append((curve.times_ms[n], [band.past_units[n] for band in bands], total))
     return {"jobs": [band.job for band in bands], "rows": rows}
 
 
