@@ -254,7 +254,7 @@ _KEY = "check the credential's key: create or restore it in the upstream's conso
 _KEY_RESTRICTED = "the key's restrictions do not allow this machine or API: change them in the upstream's console"
 _API_OFF = "enable the API for this project in the upstream's console, then wait a few minutes"
 _SCOPES = "this method needs OAuth access with more scopes: authorize the user again with the scopes it documents"
-_LOGIN = "this method needs OAuth access: a key is not enough, or the token has expired or was revoked"
+_LOGIN = "the key or token is wrong or has expired, or this method needs OAuth access"
 _ACCESS = "the credential may not do this: check its project, restrictions and permissions in the upstream's console"
 _PROXY = "a proxy between this machine and upstream asks for credentials: check the proxy settings"
 

@@ -401,7 +401,5 @@ def test_a_token_that_is_refused_ends_the_run_with_the_remedy(google: Google, mo
         report = run_job(session, "t")
         assert (report.outcome, report.exit_status) == ("failed", 78)
         assert len(google.api.arrived) == units(session) == 1
-    assert report.why.endswith(
-        "this method needs OAuth access: a key is not enough, or the token has expired or was revoked"
-    )
+    assert report.why.endswith("; the key or token is wrong or has expired, or this method needs OAuth access")
     assert "an-old-one" not in report.why
