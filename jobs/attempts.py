@@ -405,7 +405,7 @@ def _classify_answer(answer: RawAnswer, method: str, book: CostBook) -> Failure:
     fault = upstream_of(book).read(status, headers, body, method=method, at_ms=at_ms).error
     if fault is None:
         return Failure("region", f"upstream said {status}", answered=True)
-    reason = f" ({fault.reason})" if fault.reason else ""
+    reason = "" if fault.message.startswith(fault.reason) else f" ({fault.reason})"
     message = f"upstream said {status}{reason}: {fault.message}"
     match fault.kind:
         case "daily_exhausted" | "project_blocked" | "closed":

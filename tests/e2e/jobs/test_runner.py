@@ -564,6 +564,11 @@ def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench
         ("import httplib2; raise httplib2.RedirectLimit('circle', {}, b'')", "RedirectLimit: circle (/"),
         ("import quota; quota.open('none.toml')", "ConfigError: "),
         ("client.videos().list(part='zzz', id='x').execute()", "upstream said 400 (unknownPart): 'zzz' (/"),
+        (
+            'import requests; a = requests.Response(); a.status_code, a._content = 400, b\'{"error": "no"}\'\n'
+            "        a.raise_for_status()",
+            "upstream said 400: no (/",
+        ),
         ("import quota; raise quota.BadAnswer('two\\nlines' + 'x' * 1_000)", "(/"),
         ("import asyncio; return asyncio.sleep(0)", ":fetch' returned coroutine, not a quota.jobs.job.Page"),
         ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with a text "id", not {}'),
