@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from quota.rules.calls import granted_units
 from quota.terms.costs import Bucket, CostBook
-from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Window, as_long, no_longer
+from quota.terms.limits import MAX_UNITS, MINUTE_MS, Calendar, Limit, Sliding, Window, as_long, no_longer
 
 WORTH_PERCENT = 1
 """A level goes to the ledger only if it changes a limit by more than this share."""
@@ -105,6 +105,9 @@ def evidence_of(level: Level, book: CostBook, limits: Sequence[Limit], charged_m
         return None
     whole = tuple(whole_limits(limits, bucket.name, book))
     window = _window(level, bucket, whole, now_ms)
+    concerned = tuple([limit for limit in whole if as_long(limit.view.window.longest_ms, window.longest_ms)])
+    if isinstance(window, Sliding):  # a limit may say when upstream's day ends, which the book does not know
+        window = next((x.view.window for x in concerned if isinstance(x.view.window, Calendar)), window)
     since_ms, until_ms = 0, now_ms + window.longest_ms
     if isinstance(window, Calendar):
         since_ms, until_ms = window.edges(now_ms)
@@ -115,7 +118,6 @@ def evidence_of(level: Level, book: CostBook, limits: Sequence[Limit], charged_m
         return None
     if level.reset_ms is not None:
         until_ms = min(until_ms, level.reset_ms)
-    concerned = tuple([limit for limit in whole if as_long(limit.view.window.longest_ms, window.longest_ms)])
     alone = tuple([limit for limit in concerned if (limit.view.selector.buckets or (*book.buckets,)) == (bucket.name,)])
     return Heard(level, since_ms, until_ms, concerned, alone, _granted(level, bucket, limits))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quota.rules.evidence import Level, evidence_of, whole_limits
@@ -103,3 +105,7 @@ def test_whole_limits_finds_limits_that_count_a_whole_bucket() -> None:
     assert evidence.alone == (), "each of them counts another bucket, too"
     assert [evidence.stands(NOW, NOW + ms) for ms in (36_000, 36_001)] == [True, False], "in an hour that slides"
     assert evidence._replace(since_ms=MIDNIGHT).stands(NOW, NOW + HOUR_MS)
+    by_clock = replace(every, view=View(Selector(), Calendar("hour", "UTC")))
+    evidence = evidence_of(Level("core", 0, 1_000), BOOK, [every, by_clock], NOW + HOUR_MS // 2, NOW + HOUR_MS // 2)
+    assert evidence is not None
+    assert evidence.until_ms == NOW + HOUR_MS, "a limit knows when upstream's hour ends"
