@@ -200,9 +200,12 @@ class Google:
     def method(self, verb: str, url: str, body: RequestBody | None = None) -> str | None:
         """The API method of a request; None if it is unknown. If it may be one of several, its `body` helps to find the
         dearest. Raises UsageError for a batch: it holds several calls."""
-        routes = self._routes
         if self.is_batch(verb, url):
             raise UsageError("a batch holds several calls; send it with q.google(), which charges each of them")
+        return self._method(verb, url, body)
+
+    def _method(self, verb: str, url: str, body: RequestBody | None) -> str | None:
+        routes = self._routes
         return None if routes is None else self.named(routes, verb.upper(), urlsplit(url).path)
 
     def name(self, verb: str, url: str, body: RequestBody | None = None) -> str:
@@ -278,13 +281,7 @@ class Described(Google):
         sent = urlsplit(url).query.encode(), body if verb.upper() == "POST" else b""  # WordPress reads it for any verb
         return [verb, *named, *(VERBS if any(map(_may_name_verb, sent)) else ())]
 
-    def continues(self, verb: str, url: str) -> bool:
-        return False
-
-    def is_batch(self, verb: str, url: str) -> bool:
-        return False
-
-    def method(self, verb: str, url: str, body: RequestBody | None = None) -> str | None:
+    def _method(self, verb: str, url: str, body: RequestBody | None) -> str | None:
         route = self._route(verb, url, body)
         return None if route is None else route.method
 

@@ -575,16 +575,19 @@ def test_a_path_close_to_a_method_of_google_is_the_methods(verb: str, path: str,
 
 
 @pytest.mark.parametrize("path", ["//batch/youtube/v3", "/Batch/youtube/v3/", "/batch", "/%62atch"])
-def test_a_batch_is_recognised_in_every_spelling_of_its_path(path: str) -> None:
+@pytest.mark.parametrize("book", ["youtube-v3", "sheets-v4"])
+def test_a_batch_is_recognised_in_every_spelling_of_its_path(book: str, path: str) -> None:
     with pytest.raises(UsageError, match=r"^a batch holds several calls; send it with q\.google\(\)"):
-        upstream_of(load_book("youtube-v3")).method("POST", f"https://youtube.googleapis.com{path}")
-    assert upstream_of(load_book("youtube-v3")).method("POST", "https://youtube.googleapis.com/batches") is None
+        upstream_of(load_book(book)).method("POST", f"https://youtube.googleapis.com{path}")
+    assert upstream_of(load_book(book)).method("POST", "https://youtube.googleapis.com/batches") is None
 
 
 def test_an_upload_that_may_be_new_is_charged() -> None:
     upstream = upstream_of(load_book("youtube-v3"))
     root = "https://youtube.googleapis.com/upload/youtube/v3"
     assert upstream.continues("PUT", f"{root}/videos?upload_id=a")
+    drive = upstream_of(load_book("drive-v3-units"))
+    assert drive.continues("PUT", "https://www.googleapis.com/upload/drive/v3/files?upload_id=a")
     assert not upstream.continues("PUT", "https://youtube.googleapis.com/youtube/v3/videos?upload_id=a")
     assert upstream.continues("PUT", f"{root}/captions?uploadType=resumable&upload_id=a")
     assert not upstream.continues("POST", f"{root}/videos?upload_id=a")
