@@ -376,8 +376,9 @@ class Described(Google):
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)
 
     def _until_ms(self, answer: Answer, rule: ClosedRule | None, bucket: str, states: list[PoolState]) -> int | None:
-        """Until when a bucket is closed: the later of its reset and Retry-After, else the time of the rule, and never
-        after `_latest_ms`. A time in the past makes a short pause. None if no time is known.
+        """Until when a bucket is closed: the later of its reset and Retry-After, else the time of the rule or the end
+        of a shorter window that is used up, and never after `_latest_ms`. A time in the past makes a short pause. None
+        if no time is known.
 
         If the rule has a time of its own and units remain, the reset does not count: upstream does not wait for it.
         """
@@ -390,7 +391,8 @@ class Described(Google):
         until_ms = max((time for time in times if time is not None), default=None)
         if lasts is not None and (until_ms is None or until_ms <= answer.at_ms):
             own_ms = answer.at_ms + lasts if isinstance(lasts, int) else answer.lasts_until_ms(lasts)
-            until_ms = until_ms if own_ms is None else own_ms
+            if own_ms is not None:
+                until_ms = min(own_ms, self._shorter_end_ms(empty, answer.at_ms) or own_ms)
         if until_ms is None:
             return self._shorter_end_ms(empty, answer.at_ms)
         return min(max(until_ms, answer.at_ms + PAUSE_MS), self._latest_ms(answer, rule, bucket))
