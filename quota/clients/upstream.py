@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
 from quota.clients.discovery import Routes, description, first_route, routes_of
-from quota.clients.upstream_errors import UpstreamError, bucket_of, classify, error_in
+from quota.clients.upstream_errors import UpstreamError, buckets_of, classify, error_in
 from quota.common.clock import NEVER, host_clock
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
@@ -357,7 +357,8 @@ class Described(Google):
         empty = [state for state in states if state.is_empty and not state.is_over(answer.at_ms)]
         if rule is not None:
             named = states[0].bucket if states and states[0].named else ""
-            bucket = rule.bucket or named or bucket_of(method, self.book)
+            charged, used_up = buckets_of(method, self.book), {state.bucket for state in empty}
+            bucket = rule.bucket or named or next((name for name in charged if name in used_up), charged[0])
         elif answer.status in (403, 429) and empty:
             bucket = empty[0].bucket
         elif base.error is not None and base.error.kind == "project_blocked":
@@ -431,7 +432,7 @@ class Described(Google):
                 bucket = place
             else:
                 name = None if place is None else answer.text(place, "bucket")
-                bucket = bucket_of(method, self.book) if name is None else self._named(name)
+                bucket = buckets_of(method, self.book)[0] if name is None else self._named(name)
             if not bucket:
                 answer.note_outside(rule)
             else:

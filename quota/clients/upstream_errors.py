@@ -73,16 +73,12 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
     return UpstreamError(kind, bucket, error.reason, message)
 
 
-def bucket_of(method: str, book: CostBook) -> str:
-    """The first bucket that a call of `method` is charged to; the main bucket for a free or unknown method. A request
+def buckets_of(method: str, book: CostBook) -> list[str]:
+    """The buckets that a call of `method` is charged to; the main bucket for a free or unknown method. A request
     without a method is named by its verb, as `GET /path`."""
-    bucket = ""
     verb, _, path = method.partition(" ")
-    if prices := book.methods.get(book.canonical(method)):
-        bucket = prices[-1].bucket
-    elif path:
-        bucket = book.default_price(verb).bucket
-    return bucket or book.main_bucket.name
+    prices = book.methods.get(book.canonical(method)) or ((book.default_price(verb),) if path else ())
+    return [part.bucket for price in prices[-1:] for part in price.parts] or [book.main_bucket.name]
 
 
 # -- reading the body --------------------------------------------------------------------------------------------------
@@ -247,7 +243,7 @@ def _bucket(error: ErrorBody, method: str, book: CostBook) -> str:
         hits = [(len(mark), pool.name) for pool in book.pools for mark in pool.marks if mark and mark.lower() in text]
         if hits:
             return max(hits, key=lambda hit: hit[0])[1]
-    return bucket_of(method, book)
+    return buckets_of(method, book)[0]
 
 
 _KEY = "check the credential's key: create or restore it in the upstream's console, under Credentials"

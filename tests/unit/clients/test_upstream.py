@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quota.clients.upstream import Closing, Meaning, upstream_of
-from quota.clients.upstream_errors import bucket_of
+from quota.clients.upstream_errors import buckets_of
 from quota.common.hosts import readings_of, url_on
 from quota.errors import UsageError
 from quota.rules.evidence import Level, evidence_of
@@ -406,6 +406,11 @@ def test_an_empty_pool_closes_by_itself_only_where_the_call_was_refused() -> Non
     assert github(200).closes == github(404).closes == github(500).closes == ()
     assert [closing.bucket for status in (403, 429) for closing in github(status).closes] == ["core", "core"]
     assert github(403).levels == (), "the closing says it already"
+    levels = "{ bucket = 'core', remaining = 'x-core' }, { bucket = 'points', remaining = 'x-points' }"
+    two = '"two" = [{ bucket = "core", units = 1 }, { bucket = "points", units = 1 }]'
+    book = a_book(f"closed = [{{ status = 429 }}]\nlevels = [{levels}]", methods=two)
+    closes = [read(book, 429, {"x-core": "9", "x-points": "0"}, method=name).closes for name in ("two", "repos.get")]
+    assert [bucket for ((bucket, *_),) in closes] == ["points", "core"], "of the call, the one that is used up"
 
 
 # -- what it cost ------------------------------------------------------------------------------------------------------
@@ -457,7 +462,7 @@ def test_the_bucket_of_a_call_is_the_one_that_it_is_charged_to() -> None:
     price = book.default_other._replace(parts=(Part("points", 1),))
     book = book._replace(default_other=price)
     names = ("two", "free", "repos.get", "odd", "GET **", "POST **")
-    assert [bucket_of(name, book) for name in names] == ["points", "core", "core", "core", "core", "points"]
+    assert [buckets_of(name, book)[0] for name in names] == ["points", "core", "core", "core", "core", "points"]
 
 
 def test_hostile_answers_raise_nothing_and_free_nothing() -> None:
