@@ -31,7 +31,7 @@ from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import Heard, Level
 from quota.terms.api import NO_BODY, VERBS, ClosedRule, RequestBody, Route, as_read
 from quota.terms.costs import CostBook
-from quota.terms.limits import SECOND_MS, leaves_at
+from quota.terms.limits import HOUR_MS, SECOND_MS, leaves_at
 
 Sent = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
@@ -396,7 +396,8 @@ class Described(Google):
                 until_ms = min(own_ms, self._shorter_end_ms(empty, answer.at_ms) or own_ms)
         if until_ms is None:
             return self._shorter_end_ms(empty, answer.at_ms)
-        return min(max(until_ms, answer.at_ms + PAUSE_MS), self._latest_ms(answer, rule, bucket))
+        latest_ms = max(self._latest_ms(answer, rule, bucket), answer.at_ms + LONG_MS)
+        return min(max(until_ms, answer.at_ms + PAUSE_MS), latest_ms)
 
     def _shorter_end_ms(self, empty: Sequence[PoolState], at_ms: int) -> int | None:
         """When the windows end that these states of one bucket name. None if one of them names none, or the longest."""
@@ -491,6 +492,9 @@ class Described(Google):
 
 PAUSE_MS = SECOND_MS
 """The shortest time for which a bucket is closed, if upstream names a time in the past."""
+
+LONG_MS = HOUR_MS
+"""A wait of upstream's may be longer than the bucket's period, but a mistake in it must not cost more than this."""
 
 CLOCK_MS = 5 * SECOND_MS
 """How far a reset may lie beyond its bucket's period: clocks differ, and headers count whole seconds."""
