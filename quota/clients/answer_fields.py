@@ -109,6 +109,10 @@ class PoolState(NamedTuple):
             return as_long(self.window_ms, quota.window.longest_ms)
         return self.limit_units == quota.units
 
+    def is_of(self, quota: Quota) -> bool:
+        """Whether this names the number of a quota and the length of its window."""
+        return self.window_ms is not None and self.limit_units == quota.units and self.names(quota)
+
     def is_over(self, at_ms: int) -> bool:
         """Whether the window of this state has ended."""
         return self.reset_ms is not None and self.reset_ms <= at_ms

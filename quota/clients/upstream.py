@@ -457,7 +457,10 @@ class Described(Google):
         """The state of a pool by a policy; None if the policy says nothing of a pool of the book."""
         bucket, main = self._named(policy.bucket), self.book.main_bucket
         if not bucket and len(self.book.buckets) > 1:
-            return None
+            # Number and window together tell which bucket it is about, if they are of one bucket alone.
+            quotas = {each.name: each.quotas for each in self.book.buckets.values()}
+            same = [name for name in quotas if any(map(policy.is_of, quotas[name]))]
+            return policy._replace(bucket=same[0]) if len(same) == 1 and policy.counts_calls else None
         # Without a bucket's name, the window's length tells whether it is one of the book's only bucket, else the
         # limit, else that the answer has no other.
         is_named = policy.window_ms is not None or policy.limit_units is not None

@@ -345,6 +345,10 @@ def test_several_policies_speak_of_several_buckets() -> None:
         (of_day,) = read(book, 200, headers).levels
         assert of_day._replace(window_ms=None) == level._replace(limit_units=9)
     assert read(book, 200, older | {"RateLimit-Limit": "9;w=60"}).levels == (), "of another window"
+    of_points = {"RateLimit-Limit": "900", "RateLimit-Remaining": "3", "RateLimit-Policy": "900;w=60"}
+    assert [level.bucket for level in read(GITHUB, 200, of_points).levels] == ["points"], "of one bucket alone"
+    twins = a_book(buckets="\n".join(f"buckets.{name} = {{ quota = 900, resets = '1m' }}" for name in ("core", "more")))
+    assert read(twins, 200, of_points).levels == ()
 
 
 ONE_BUCKET = a_book(
