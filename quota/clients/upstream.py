@@ -358,7 +358,7 @@ class Described(Google):
         if rule is not None:
             named = states[0].bucket if states and states[0].named else ""
             charged, used_up = buckets_of(method, self.book), {state.bucket for state in empty}
-            bucket = rule.bucket or named or next((name for name in charged if name in used_up), charged[0])
+            bucket = rule.bucket or next((name for name in charged if name in used_up), named or charged[0])
         elif answer.status in (403, 429) and empty:
             bucket = empty[0].bucket
         elif base.error is not None and base.error.kind == "project_blocked":

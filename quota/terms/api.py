@@ -377,8 +377,8 @@ class Refill(NamedTuple):
 
 
 class ClosedRule(NamedTuple):
-    """Matches answers by which upstream closes `bucket` ("": the bucket that the answer names, else the bucket of the
-    call that the answer shows as used up, else the call's first).
+    """Matches answers by which upstream closes `bucket` ("": the bucket of the call that the answer shows as used up,
+    else the bucket that it names, else the call's first).
 
     The bucket opens at the time that the answer names; else after `lasts`, in ms or as the answer says; else at its
     own reset.
