@@ -43,6 +43,7 @@ from quota.jobs.lock import is_running, made_lock
 from quota.jobs.places import away_now, checkpoints_of, runs_on, work_of
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, lack_of_space
+from quota.jobs.store.runs import UNFINISHED
 from quota.jobs.store.store import Store
 from quota.jobs.ticks import streams
 from quota.ledger.files import refuse_others
@@ -194,8 +195,8 @@ def store_health(session: Session) -> Iterator[Finding]:
 
 
 def job_health(session: Session) -> Iterator[Finding]:
-    """Findings for the locks of the jobs, and for runs of the last day that were killed and whose regions were not
-    fetched since. Does not create the store."""
+    """Findings for the locks of the jobs, and for runs of the last day that were killed or failed and whose regions
+    were not fetched since. Does not create the store."""
     settings = session.settings
     for job in settings.jobs.values():
         try:
@@ -207,21 +208,24 @@ def job_health(session: Session) -> Iterator[Finding]:
     with suppress(*reported), Store.if_made(settings.store) as store:
         for job in settings.jobs.values():
             runs_here = is_running(settings.store.url, job.name)
-            runs = store.runs.read(job.name, host_clock() - DAY_MS, 1_000, ended=False)
+            runs = store.runs.read(job.name, host_clock() - DAY_MS)
             places = checkpoints_of(session, job, store)
-            ended = runs[runs_here:]  # only the newest may be under way
-            killed = [(run, missing) for run in ended if (missing := _not_fetched_since(run, places))]
-            if killed:
-                regions = listed(dict.fromkeys(region for _, missing in killed for region in missing))
-                number = f"{many(len(killed), 'run')} of the last day"
-                message = f"{number} noted no end, the last began at {stamp(killed[0][0].began_ms)}"
-                message += f"; not fetched since: {regions}" if regions else ""
-                remedy = "find out what killed it; the next run of its regions goes on where it stopped"
-                yield warning(f"job {job.name}", message, remedy)
+            killed = [run for run in runs if run.outcome == UNFINISHED][runs_here:]  # only the newest may be under way
+            failed = [run for run in runs if run.outcome == "failed"]
+            search = "find out what killed it; the next run of its regions goes on where it stopped"
+            for ended, how, remedy in ((killed, "noted no end", search), (failed, "failed", "see `quota runs`")):
+                late = [(run, missing) for run in ended if (missing := _not_fetched_since(run, places))]
+                if late:
+                    regions = listed(dict.fromkeys(region for _, missing in late for region in missing))
+                    last, number = late[0][0], many(len(late), "run")
+                    message = f"{number} of the last day {how}, the last began at {stamp(last.began_ms)}"
+                    message += f": {last.why}" if last.why else ""
+                    message += f"; not fetched here since: {regions}" if regions else ""
+                    yield warning(f"job {job.name}", message, remedy)
 
 
 def _not_fetched_since(run: Run, places: Sequence[Checkpoint]) -> list[str]:
-    """The regions of a run that no pass has completed since it began. A run that was killed before it chose regions
+    """The regions of a run that no pass has completed since it began. A run that ended before it chose regions
     wanted all."""
     regions = [region.region for region in run.regions]
     late = [place.region for place in places if (place.completed_at_ms or 0) < run.began_ms]

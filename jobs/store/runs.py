@@ -118,15 +118,14 @@ class RunHistory:
         self._file.transact(lambda db: db.execute(sql, {**ending, "id": row_id}), write=True)
 
     def read(
-        self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS, *, ended: bool | None = None
+        self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS, *, ended: bool = False
     ) -> list[Run]:
         """The newest runs that began after `since_ms`, newest first: of one job, or of all. `ended`: only those that
-        have ended, without runs that never got their turn; False: only those that noted no end."""
+        have ended, without runs that never got their turn."""
         name = None if job is None else job.encode(errors="replace").decode()  # SQLite stores no half of a character
         condition = "began_at_ms > ? AND (? IS NULL OR job = ?)"
-        if ended is not None:
-            which = "ended_at_ms IS NOT NULL AND outcome <> 'overlap'" if ended else "ended_at_ms IS NULL"
-            condition += f" AND {which}"
+        if ended:
+            condition += " AND ended_at_ms IS NOT NULL AND outcome <> 'overlap'"
         # By id, so that a run that a wrong clock dated ahead is not the newest for ever.
         sql = f"SELECT {_COLUMNS} FROM past_runs WHERE {condition} ORDER BY id DESC LIMIT ?"  # noqa: S608  # constants
         values = since_ms, name, name, min(count, MAX_ROWS)
