@@ -97,7 +97,7 @@ def status_parts(status: Status) -> Iterator[Part]:
             if edge_ms is not None:
                 yield Line(f"upstream resets {moment(edge_ms, zone)}, in {spell(edge_ms - status.at_ms)}")
         if credential.jobs:
-            yield _jobs(credential.jobs, credential.outlook.at_ms)
+            yield _jobs(credential.jobs, status.at_ms)
         yield from stopped_jobs_of(credential)
         yield from notes_of(credential)
 

@@ -272,7 +272,7 @@ def read_status(
                 owed_units=budget.owed_units(),
                 limits=limits,
                 exhausted=tuple(exhausted),
-                ahead_ms=newest_ms if newest_ms > outlook.at_ms + MINUTE_MS else 0,
+                ahead_ms=newest_ms if newest_ms > at_ms + MINUTE_MS else 0,
                 put_back=tuple(loss for loss in facts.losses if loss.at_ms > at_ms - DAY_MS),
                 early=tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
                 compared=facts.compared,

@@ -310,6 +310,9 @@ def test_a_loss_is_shown_for_a_day(scene: Scene, ledger_place: LedgerStorage, mo
 
 def test_a_wrong_clock_is_one_line(scene: Scene) -> None:
     scene.configure(DAY)
+    scene.spend(1)
+    scene.session.project("main").wall = lambda: scene.now_ms - MAX_CLOCK_AHEAD_MS // 2
+    assert "newest_charge_at" not in scene.json(), "by the ledger's clock"
     scene.session.project("main").wall = lambda: scene.now_ms - MAX_CLOCK_AHEAD_MS - 1
     with pytest.raises(
         LedgerError, match=r"clock reads 2026-11-21T08:59:59\+00:00, the ledger's 2026-11-21T10:00:00\+00:00; set the"

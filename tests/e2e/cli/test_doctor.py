@@ -188,7 +188,6 @@ def test_doctor_warns_of_charges_dated_ahead(command: Quota, monkeypatch: pytest
         session.budget().charge("search.list")
     says = "a clock was wrong and dated 1 charge of 100 units ahead, the newest 20"
     expect(command, "project research", "warning", says)
-    assert "a clock was wrong and dated a charge 20" in command("status").stdout, "both judge alike"
     assert command("ledger", "repair", "--yes").returncode == 0
     assert "project research" not in command("doctor", KEY="k").stdout
 

@@ -18,7 +18,7 @@ from quota.jobs.places import hold_ms
 from quota.reports.status import read_status
 from quota.settings.load import load_settings
 from quota.terms.limits import HOUR_MS, MINUTE_MS
-from quota.wording import jobs_alone
+from quota.wording import jobs_alone, status_parts
 from support.configurations import configuration
 from support.disks import small_disk
 from support.explaining import text_of
@@ -297,7 +297,7 @@ def test_a_status_shows_which_machine_runs_a_job(web: Machine, other: Machine, s
     for ms, words in ((-1, f"{HOST}, running"), (MINUTE_MS, f"{HOST}, silent since 20")):
         (job,) = status.credentials[0].jobs
         later_ms = (job.seen_ms or 0) + ms + 1
-        assert words in text_of(jobs_alone([job], later_ms))
+        assert words in text_of(status_parts(status._replace(at_ms=later_ms)))
         two = job._replace(runs_on=f"other, {HOST}", until_ms=None)
         assert words.replace(", ", f"; {HOST} ") in text_of(jobs_alone([two], later_ms)), "which of them"
     web.let_go(run)
