@@ -136,9 +136,9 @@ def _lines(job: JobSettings) -> Iterator[str]:
     if any((here - wall) % period for here, wall in walls):
         yield f"# {job.name}: these times are in {job.timezone}, and cron goes by the zone of this machine."
         yield f"# Put CRON_TZ={job.timezone} above the line if your cron knows it (cronie); else change the times."
-    at_once = f"it starts {many(len(job.regions), 'region')} at once"
+    in_one_run = f"the line fetches {many(len(job.regions), 'region')} in one run"
     for key, pause_ms, instead in (
-        ("stagger", job.stagger_ms, at_once),
+        ("stagger", job.stagger_ms, in_one_run),
         ("jitter", job.jitter_ms, "it starts on time"),
     ):
         if pause_ms:

@@ -56,7 +56,7 @@ def test_a_comment_above_a_crontab_line_names_what_cron_does_differently(tmp_pat
     zone, remedy, stagger, jitter, line = lines(tmp_path, job)
     assert "these times are in Europe/Berlin" in zone
     assert "CRON_TZ=Europe/Berlin" in remedy
-    assert "no stagger (2m): it starts 2 regions at once" in stagger
+    assert "no stagger (2m): the line fetches 2 regions in one run" in stagger
     assert "no jitter (30s)" in jitter
     assert line.startswith("15 6 * * *  ")
     for zone, count in (("Europe/Berlin", 1), ("Asia/Kathmandu", 3)):  # 15 minutes apart, too
