@@ -37,7 +37,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
     It prints on stderr when a tick starts or ends, or why it does not run. SIGTERM (exit status 0) and Ctrl-C end it
-    after the pages in flight are stored. If several schedulers share a Redis ledger, one of them fetches each region.
+    after the pages in flight are stored. If several schedulers share a Redis ledger, each region is fetched by one.
 
     \b
     Example:

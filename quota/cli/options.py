@@ -155,7 +155,7 @@ SHARED: Mapping[str, Callable[[Any], Any]] = {
     "dry-run": click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing."),
     "yes": click.option("--yes", is_flag=True, help="Do it without asking."),
     "clock": click.option(
-        "--clock", "at", metavar="TIME", help="Rehearse at TIME (+1d, or RFC 3339) on copies of ledger and store."
+        "--clock", "at", metavar="TIME", help="Rehearse at TIME (+1d, or RFC 3339) on a copied ledger and store."
     ),
     "textfile": click.option(
         "--textfile",

@@ -166,7 +166,7 @@ def spend(
 ) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps 35 days of charges (up to 500,000), and of refused calls by the hour. If --since reaches further
+    The ledger keeps 35 days of charges (up to 500,000) and of hourly refusal counts. If --since reaches further
     back, a line says where the charges begin.
 
     With --bought it shows, for each page number of a job, how many new entries this machine's runs stored, and what
@@ -477,8 +477,7 @@ def explain(
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
-    it has no such refusal or charge, the exit status is 1. If the ledger does not know this machine's last refused
-    run, a line on stderr names that run. If `quota charge` is refused because the ledger did not answer, nothing is
+    it has no such refusal or charge, the exit status is 1. If the ledger lacks this machine's last refused run, a line on stderr names it. If `quota charge` is refused because the ledger did not answer, nothing is
     recorded.
 
     \b
