@@ -20,6 +20,9 @@ from quota.clients.answer_fields import AnswerLimits
 from quota.common.clock import elapsed_s
 from quota.errors import NoAnswer
 
+CONNECT_WITHIN_S = 10.0
+"""How long each address of a host has to take a connection. A firewall may drop all packets."""
+
 POLL_S = 0.1
 """How often a waiting request checks its deadline."""
 

@@ -26,6 +26,7 @@ from googleapiclient.model import JsonModel
 from requests.exceptions import ChunkedEncodingError, ContentDecodingError, RequestException, TooManyRedirects
 from urllib3.exceptions import HTTPError, InvalidChunkLength
 
+from quota.clients import deadline
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
 from quota.clients.deadline import Watch
@@ -63,7 +64,7 @@ class _Session(SignedSession):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         silent_s = self._http.timeout
-        options["timeout"] = min(silent_s, self._http.watch.left_s()), silent_s
+        options["timeout"] = min(deadline.CONNECT_WITHIN_S, silent_s, self._http.watch.left_s()), silent_s
         return super().send(request, **options)
 
     def merge_environment_settings(self, *args: Any, **options: Any) -> Any:

@@ -34,6 +34,7 @@ from yarl import URL
 
 from quota.async_session import AsyncSession
 from quota.clients.aiohttp import peek, watch
+from quota.clients.deadline import CONNECT_WITHIN_S
 from quota.clients.gate import HostGate, answer_to, unpacked
 from quota.clients.metering import Attempt
 from quota.clients.upstream import upstream_of
@@ -55,7 +56,6 @@ from quota.web.serving import PIECE_BYTES, hold_little, protected
 
 T = TypeVar("T")
 
-CONNECT_WITHIN_S = 10.0
 SILENT_S = 600.0
 """How long upstream may be silent. Some answers take minutes, and callers have timeouts of their own."""
 

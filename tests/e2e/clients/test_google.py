@@ -22,6 +22,7 @@ from typing import Any
 
 import httplib2
 import pytest
+import requests
 from google.auth.credentials import AnonymousCredentials
 from google.oauth2.credentials import Credentials
 from google_auth_httplib2 import AuthorizedHttp
@@ -30,11 +31,13 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpl
 
 import quota
 from quota.budget import Budget
+from quota.clients import deadline
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.deadline import Watch
 from quota.clients.discovery import Routes, description, methods_of
 from quota.clients.gate import at_once
 from quota.clients.google import service
+from quota.clients.requests import requests_adapter
 from quota.errors import ConfigError, NoAnswer, Refused, UsageError
 from quota.jobs.emulator.catalogue import _channel_id
 from quota.ledger.log import Log
@@ -42,6 +45,7 @@ from quota.settings.books import load_book
 from support.emulator import Emulator
 from support.plain_http import Answer, Arrived, PlainServer, Reached, Upstream, head, whole
 from support.processes import Children
+from support.servers import black_hole
 from support.setup import budget_of, charges_at, limit, state_at
 
 KEY = "AIza-the-secret-of-these-tests"
@@ -188,7 +192,20 @@ def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Log, connect: Co
     assert usage["free"] == {"batches": 1, "upload_chunks": 3}
 
 
-def test_a_request_without_a_connection_is_not_charged(ledger: Log, connect: Connect) -> None:
+def test_a_request_without_a_connection_is_not_charged(
+    ledger: Log, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall that drops packets is not waited for as long as a slow answer."""
+    monkeypatch.setattr(deadline, "CONNECT_WITHIN_S", 0.2)
+    began_s = time.monotonic()
+    adapter = requests_adapter(make_budget(ledger), "videos.list", timeout_s=60, hosts=["127.0.0.1"])
+    with black_hole() as port, requests.Session() as session:
+        session.mount("http://", adapter)
+        with pytest.raises(TimeoutError):
+            popular(connect(f"http://127.0.0.1:{port}")).execute()
+        with pytest.raises(requests.ConnectTimeout):
+            session.get(f"http://127.0.0.1:{port}")
+    assert time.monotonic() - began_s < 20
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         youtube = connect(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -196,7 +213,7 @@ def test_a_request_without_a_connection_is_not_charged(ledger: Log, connect: Con
             popular(youtube).execute(num_retries=2)
     with pytest.raises(httplib2.ServerNotFoundError):
         popular(connect("https://no-such-host.invalid")).execute()
-    assert [entry.units for entry in charges_at(ledger)] == [0, 0, 0, 0]
+    assert [entry.units for entry in charges_at(ledger)] == [0, 0, 0, 0, 0, 0]
 
 
 def test_a_request_that_fails_before_its_first_byte_is_refunded(
