@@ -100,8 +100,6 @@ def run(
                 report = _one_of_all(session, name, how) if all_jobs else _tick(session, name, how)
                 statuses.append(report.exit_status)
                 how = how._replace(silent=report.silent)
-                if how.stop():
-                    break
         if how.form == "json" and all_jobs and (documents or not how.quiet):
             print_json(documents)
     # The worst: a failure, whatever its number, comes before a refusal.

@@ -747,16 +747,18 @@ def test_a_process_that_a_fetch_function_starts_ends_by_sigterm() -> None:
 
 
 def test_a_second_signal_while_it_waits_between_two_attempts_changes_nothing(bench: Bench) -> None:
-    bench.configure(regions=["US", "DE"])
+    """Jobs that come after it call nobody, and name their regions."""
+    bench.configure(regions=["US", "DE"], more='[jobs.u]\nfetch = "trending"\nregions = ["GB"]')
     bench.upstream.fault("status", status=503, after=1, times=9)
-    child = bench.start("run", "t", "--json")
+    child = bench.start("run", "--all", "--json", "--quiet")
     bench.await_requests(2)
     child.send_signal(signal.SIGTERM)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=300)
-    assert (child.returncode in (130, 143), err) == (True, "t US: partial, 1 page, 50 items\n")
-    report = json.loads(out)
+    assert (child.returncode in (130, 143), err) == (True, "")
+    report, later = json.loads(out)
     assert (report["outcome"], report["attempts"]) == ("stopped", bench.requests)
+    assert (later["outcome"], later["attempts"], later["regions"][0]["region"]) == ("stopped", 0, "GB")
     assert bench.count("rankings") == 50
 
 
