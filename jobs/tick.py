@@ -240,8 +240,8 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
 
 
 def print_report(session: Session, report: RunReport, how: How) -> None:
-    """Print how a run ended. If `quiet`, nothing if it is done, somebody else runs it or the budget stopped it with
-    status 0, its errors if it failed, and otherwise why it stopped."""
+    """Print how a run ended. If `quiet`, nothing if its status is 0 and it is done, somebody else runs it or the
+    budget stopped it, its errors if it failed, and otherwise why it stopped."""
     from quota.common.clock import host_clock
 
     for region in report.regions:
@@ -250,9 +250,8 @@ def print_report(session: Session, report: RunReport, how: How) -> None:
     is_error = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
     if is_error:
         fail(f"{named(report.job, report.failed_region)}: {printable(report.why)}")
-    is_regular = report.outcome in ("done", "elsewhere", "overlap") or (report.refused and not is_error)
-    quiet = how.quiet and report.exit_status != Refused.exit_status
-    if quiet and (is_regular or (is_error and how.form == "text")):
+    is_regular = not report.exit_status and (report.refused or report.outcome in ("done", "elsewhere", "overlap"))
+    if how.quiet and (is_regular or (is_error and how.form == "text")):
         return
     sentence = printable(report.sentence((session.clock or host_clock)()))
     if how.form == "json":
