@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -797,6 +798,16 @@ def test_runs_of_a_job_wait_for_each_other_and_fetch_no_region_twice(bench: Benc
     child.communicate()
     assert bench.requests == 3
     assert bench.rows("SELECT outcome FROM past_runs") == [("done",)] * 3
+
+
+def test_runs_of_two_jobs_over_one_session_keep_their_numbers_apart(bench: Bench) -> None:
+    """As under APScheduler, whose jobs are threads."""
+    bench.configure(units=3, regions=["US"], pages=2, more='[jobs.u]\nfetch = "trending"\npages = 2')
+    bench.upstream.fault("latency", ms=500, times=9)
+    with quota.open(bench.config) as session, ThreadPoolExecutor() as pool:
+        reports = [*pool.map(lambda job: run_job(session, job), "tu")]
+    ends = sorted((report.units, report.attempts, report.outcome) for report in reports)
+    assert ends == [(1, 1, "stopped"), (2, 2, "done")]
 
 
 def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
