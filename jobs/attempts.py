@@ -269,7 +269,7 @@ class Attempts(Listener):
         asks = any(of_client)
         if silent and asks:
             return failure._replace(silent=self._address(error))
-        if not asks or failure.kind == "region":  # perhaps an error of the function itself
+        if not asks or failure.kind in ("region", "config"):  # perhaps an error of the function itself
             failure = failure._replace(message=failure.message + redact(line_of(error, self.job.fetch)))
         return failure
 

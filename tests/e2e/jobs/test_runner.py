@@ -534,6 +534,9 @@ def test_a_credential_that_is_not_set_up_stops_the_run_with_the_remedy(bench: Be
     assert remedy in report.why
     assert key not in json.dumps(report.as_json()) + report.why
     assert list(outcomes(report).values()) == ["failed"] + ["skipped"] * 6
+    asks = "def fetch(client, region, cursor):\n    client.videos().list(part='id', id='x').execute()"
+    bench.configure(key=key, fetch=bench.own_fetch(asks))
+    assert bench.run().why.endswith(".py, line 3)"), "the function may ask another API, too"
 
 
 def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench: Bench) -> None:
