@@ -193,7 +193,7 @@ class Budget(OfOneProcess):
         return self._correct(charge_id, 0, of_all=True)
 
     def _correct(self, charge_id: str, units: int, *, of_all: bool) -> Entry:
-        ms, key, further = parts_of_id(text(charge_id, "charge"))
+        ms, key, further = parts_of_id(text(charge_id, "the id of a charge, which a free or refused call lacks:"))
         keys = call_keys(key, further if of_all else 0)
         wanted = {name: units if name == key else 0 for name in keys}
         drawn = settle_draws(self._project, wanted)

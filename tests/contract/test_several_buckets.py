@@ -170,6 +170,8 @@ def test_a_free_call_is_admitted_without_a_charge(setup: Setup) -> None:
     assert len(setup.entries()) == 2
     with budget.spend("status") as decision:
         assert decision.id is None
+    with pytest.raises(UsageError, match="which a free or refused call lacks: None is not a str"):
+        budget.settle(decision.id, 1)  # type: ignore[arg-type]
     attempt = Meter(budget).attempt("status", "GET")
     attempt.never_left()
     assert len(setup.entries()) == 2
