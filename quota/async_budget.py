@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.budget import Budget, Call, calls_of
 from quota.common.clock import elapsed_s
-from quota.common.fork import OfOneProcess, start_over_in_child
+from quota.common.fork import OfOneProcess, start_here_and_in_child
 from quota.deciding.outlook import Outlook
 from quota.deciding.spend import ASYNC_KINDS, LetThrough, Settlement, spendable
 from quota.decision import Decision, LimitState
@@ -234,8 +234,7 @@ class Awaiter:
         self._closed = False
         self._askers = ASKERS if ledger.shared else 1
         self._silent_until_s = 0.0
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
 
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """Do any work except a decision, and return its result. If the task is cancelled meanwhile, the work is done

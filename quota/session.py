@@ -14,7 +14,7 @@ from zlib import crc32
 from quota.budget import Budget
 from quota.clients.instrument import TALLY
 from quota.common.clock import host_clock, rfc3339
-from quota.common.fork import OfOneProcess, start_over_in_child
+from quota.common.fork import OfOneProcess, start_here_and_in_child
 from quota.common.log import warn
 from quota.common.text import listed, nearest, show
 from quota.deciding.allowance import Allowance, say_used
@@ -56,8 +56,7 @@ class Session(OfOneProcess):
         self.settings = instance(settings, Settings, "settings", "open a session with quota.open(path)")
         self.clock = clock
         self._closed = False
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
         self._ledger: Log | None = None
         self._budgets: dict[str, Budget] = {}
         self._projects: dict[Identity, Project] = {}

@@ -32,7 +32,7 @@ from quota.clients.caller import Caller
 from quota.clients.deadline import Watch
 from quota.clients.requests import MeteredAdapter, SignedSession
 from quota.clients.urllib3 import NO_TUNNEL
-from quota.common.fork import start_over_in_child
+from quota.common.fork import start_here_and_in_child
 from quota.common.hosts import is_http_address, is_loopback
 from quota.common.redact import redact
 from quota.common.text import show, spaced
@@ -113,8 +113,7 @@ class SessionHttp:
         self.caller, caller.prepare = caller, watch.over
         self.credentials = caller.credentials  # a batch renews them after a 401
         self.is_loopback = is_loopback(urlsplit(root).hostname or "")  # a proxy cannot reach this machine's
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
 
     def start_over_in_child(self) -> None:
         """A forked child would read its parent's answers."""

@@ -69,6 +69,12 @@ def start_over_in_child(copied: StartsOver) -> None:
     _starting_over[next(_numbers)] = copied
 
 
+def start_here_and_in_child(started: StartsOver) -> None:
+    """Start an object in this process, and let it start over in each forked child."""
+    started.start_over_in_child()
+    start_over_in_child(started)
+
+
 class _Forking(threading.local):
     """The progress of each thread with its fork. Other threads may fork meanwhile: they wait for the objects that it
     holds."""

@@ -15,7 +15,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from quota.common.clock import UNKNOWN_UPTIME, SinceBoot, elapsed_s, host_clock, rfc3339, since_boot
-from quota.common.fork import OfOneProcess, start_over_in_child
+from quota.common.fork import OfOneProcess, start_here_and_in_child
 from quota.common.log import warn
 from quota.common.text import listed
 from quota.deciding.keys import Keys
@@ -105,8 +105,7 @@ class Project(OfOneProcess):
         self._unread: tuple[Id, Id] | None = None
         """The range of the log that this machine has counted through kept totals but not read: after the first id, up
         to the second."""
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
 
     def start_over_in_child(self) -> None:
         """The fork may have come in the middle of another thread's decision."""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from weakref import WeakSet
 
 from quota.common.clock import elapsed_s
-from quota.common.fork import start_over_in_child
+from quota.common.fork import start_here_and_in_child
 from quota.common.log import line
 from quota.decision import Decision
 from quota.errors import LedgerError
@@ -42,8 +42,7 @@ class Recorder:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
         _recorders.add(self)
 
     def start_over_in_child(self) -> None:

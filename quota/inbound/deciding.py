@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 from weakref import ref
 
 from quota.common.clock import elapsed_s
-from quota.common.fork import start_over_in_child
+from quota.common.fork import start_here_and_in_child
 from quota.common.log import warn
 from quota.errors import StorageAway
 from quota.inbound.contract import MAX_TOTALS, WALL_S, Decision, Storage
@@ -120,8 +120,7 @@ class Decider:
         self.storage = storage
         self.counts = Counts[str](MAX_COUNTS)
         self._breaker = Breaker(storage.label)
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
         atexit.register(_hand_over_rest, ref(self))
 
     def start_over_in_child(self) -> None:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from itertools import islice, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
-from quota.common.fork import start_over_in_child
+from quota.common.fork import start_here_and_in_child
 from quota.inbound.contract import MAX_TOTALS, MAX_WINDOW_MS, Limit, Policy
 from quota.terms.limits import DAY_MS
 
@@ -166,8 +166,7 @@ class Counts(Generic[K]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
 
     def start_over_in_child(self) -> None:
         self._lock = threading.RLock()  # a signal handler may count while its thread does

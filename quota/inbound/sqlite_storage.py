@@ -18,7 +18,7 @@ from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock
-from quota.common.fork import start_over_in_child
+from quota.common.fork import start_here_and_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import StorageAway
 from quota.inbound import names
@@ -97,11 +97,10 @@ class SqliteStorage:
             when_full="the disk is full; free space there",
             deadline_s=WALL_S,
         )
-        self.start_over_in_child()
         self._plans: dict[Policy, _Numbered] = {}
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._met = names.Counts[names.MetWindow](MAX_TOTALS)
-        start_over_in_child(self)
+        start_here_and_in_child(self)
 
     # -- the decision ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from quota.budget import Budget
 from quota.clients.gate import HostGate, answer_to, take_paid
 from quota.clients.metering import Meter
 from quota.clients.upstream import upstream_of
-from quota.common.fork import start_over_in_child
+from quota.common.fork import start_here_and_in_child
 from quota.common.hosts import default_port, is_url, url_on
 from quota.common.redact import redact
 from quota.common.text import listed
@@ -33,8 +33,7 @@ class Payer:
         self._ended = False
         self._gate: HostGate | None = None
         self._async_gate: HostGate | None = None
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
 
     def start_over_in_child(self) -> None:
         self._lock = RLock()

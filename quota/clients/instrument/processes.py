@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any, NamedTuple
 
 from quota.common.files import Opened
-from quota.common.fork import start_over_in_child
+from quota.common.fork import start_here_and_in_child
 from quota.common.log import warn
 
 
@@ -42,8 +42,7 @@ class FileTally:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self.start_over_in_child()
-        start_over_in_child(self)
+        start_here_and_in_child(self)
 
     def start_over_in_child(self) -> None:
         self._lock = RLock()
