@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from threading import RLock
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
@@ -12,7 +11,6 @@ from quota.budget import Budget
 from quota.clients.gate import HostGate, answer_to, take_paid
 from quota.clients.metering import Meter
 from quota.clients.upstream import upstream_of
-from quota.common.fork import start_here_and_in_child
 from quota.common.hosts import default_port, is_url, url_on
 from quota.common.redact import redact
 from quota.common.text import listed
@@ -33,10 +31,6 @@ class Payer:
         self._ended = False
         self._gate: HostGate | None = None
         self._async_gate: HostGate | None = None
-        start_here_and_in_child(self)
-
-    def start_over_in_child(self) -> None:
-        self._lock = RLock()
 
     def answers(self, refusal: QuotaError) -> TypeGuard[Refused]:
         """Whether the program gets an answer of 429. A call that can never fit is an error: another try does not
@@ -51,19 +45,18 @@ class Payer:
         return answer_to(refusal.decision)._replace(status=429)
 
     def gate(self, *, awaited: bool = False) -> HostGate:
-        """The gate of this process, or, if it is `awaited`, the gate of its event loops."""
-        with self._lock:
-            if self._gate is None:
-                self._gate = HostGate(Meter(self._open_budget()), None, self.credential.hosts, lambda: self._ended)
-            if awaited and self._async_gate is None:
-                self._async_gate = self._gate.on_loop()
-            return self._async_gate if awaited and self._async_gate is not None else self._gate
+        """The gate of this process, or, if it is `awaited`, the gate of its event loops. Of threads that ask for the
+        first one at the same time, each may get its own."""
+        if self._gate is None:
+            self._gate = HostGate(Meter(self._open_budget()), None, self.credential.hosts, lambda: self._ended)
+        if awaited and self._async_gate is None:
+            self._async_gate = self._gate.on_loop()
+        return self._async_gate if awaited and self._async_gate is not None else self._gate
 
     def close(self) -> None:
-        with self._lock:
-            self._ended = True
-            if self._async_gate is not None:
-                self._async_gate.close()
+        self._ended = True
+        if self._async_gate is not None:
+            self._async_gate.close()
 
 
 REFUSAL = "_quota_refusal"
