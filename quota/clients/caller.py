@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Any)
 class Caller:
     """Signs requests to `hosts` with a `key` in its `place`, or with `credentials` of google-auth; without either it
     signs nothing. It renews the credentials in time, free of charge. `insecure` allows plain HTTP, where others on the
-    way can read the secret. `googles`: the API is one of Google's. `prepare` gets each connection for a token."""
+    way can read the secret. `googles`: the API is one of Google's. `prepare` gets the connection of each request."""
 
     hosts: tuple[str, ...]
     _: KW_ONLY
@@ -74,6 +74,11 @@ class Caller:
     def signs(self) -> bool:
         return self.key is not None or self.credentials is not None
 
+    def take(self, conn: Any) -> None:
+        """Prepare a connection of http.client for a request, or for a request to a proxy."""
+        conn.debuglevel = 0  # http.client would print whole requests, including the secret
+        self.prepare(conn)
+
     def send(self, attempt: Callable[[], R], url: str, *, again: bool) -> R:
         """The answer to an attempt. If it refused a token and the attempt can be made `again`, the answer to another
         attempt, with a new token."""
@@ -109,8 +114,7 @@ class Caller:
 
         def prepared(*args: Any, **options: Any) -> Any:
             conn = make(*args, **options)
-            conn.debuglevel = 0  # http.client would print the login
-            self.prepare(conn)
+            self.take(conn)
             return conn
 
         pool.ConnectionCls = prepared

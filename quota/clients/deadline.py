@@ -109,7 +109,7 @@ class _PatientResponse(HTTPResponse):
 
 
 def watch_each(session: Any, limits: AnswerLimits, waiting: Callable[[], None] | None) -> None:
-    """Give each attempt of a session's metered adapters the time of an answer."""
+    """Give each attempt of a session's metered adapters, and each for a token, the time of an answer."""
 
     def prepare(conn: Any) -> None:
         watch = Watch(limits, waiting)
@@ -117,4 +117,4 @@ def watch_each(session: Any, limits: AnswerLimits, waiting: Callable[[], None] |
         watch.over(conn)
 
     for adapter in session.adapters.values():
-        adapter.prepare = prepare
+        adapter.caller.prepare = prepare

@@ -66,7 +66,7 @@ def requests_adapter(
 
 
 class MeteredAdapter(HTTPAdapter):
-    """Charges each attempt at a `gate`, if there is one. `prepare` is called with the connection of each attempt."""
+    """Charges each attempt at a `gate`, if there is one."""
 
     def __init__(
         self,
@@ -75,21 +75,19 @@ class MeteredAdapter(HTTPAdapter):
         *,
         timeout_s: float | None = None,
         caller: Caller | None = None,
-        prepare: Callable[[Any], None] = lambda conn: None,
         **options: Any,
     ) -> None:
         if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
             raise UsageError(f"requests {version} is too old to be metered; install 2.32 or newer")
         if not hasattr(urllib3, "BaseHTTPResponse"):
             raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
-        self._limits, self._timeout_s, self._caller = limits, timeout_s, caller
-        self._gate, self.prepare = gate, prepare
+        self._gate, self._limits, self._timeout_s, self.caller = gate, limits, timeout_s, caller
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         if self._timeout_s is not None and kwargs.get("timeout") is None:
             kwargs["timeout"] = min(deadline.CONNECT_WITHIN_S, self._timeout_s), self._timeout_s
-        caller = self._caller
+        caller = self.caller
         if caller is None:
             response = super().send(request, *args, **kwargs)
         else:
@@ -117,24 +115,20 @@ class MeteredAdapter(HTTPAdapter):
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         """The connections, charged below every mock of requests and of `urlopen`."""
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        gate, prepare, signs = self._gate, self.prepare, self._caller is not None
+        gate = self._gate
+        take: Callable[[Any], None] = (lambda conn: None) if self.caller is None else self.caller.take
         pool_of: Callable[[], Any] = ref(pool)  # a pool that knew itself would stay open after `close`
-
-        def prepared(conn: Any) -> None:
-            prepare(conn)
-            if signs:
-                conn.debuglevel = 0  # http.client would print whole requests, including the secret
 
         def make_request(conn: Any, method: str, url: str, **given: Any) -> Any:
             own = pool_of()
-            prepared(conn)
+            take(conn)
             make = partial(type(own)._make_request, own, conn, method, url, **given)
             if gate is None:
                 return make()
             return at_once(send(gate, conn, method, url_on(own.scheme, own.host, own.port, url), given, make))
 
         def prepare_proxy(conn: Any) -> None:
-            prepared(conn)  # it reads the proxy's answer, too
+            take(conn)  # it reads the proxy's answer, too
             own = pool_of()
             type(own)._prepare_proxy(own, conn)
 

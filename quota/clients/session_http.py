@@ -117,9 +117,7 @@ class SessionHttp:
 
     def start_over_in_child(self) -> None:
         """A forked child would read its parent's answers."""
-        adapter = MeteredAdapter(
-            self.gate, self.watch.limits, caller=self.caller, prepare=self.watch.over, pool_maxsize=MAX_CONNECTIONS
-        )
+        adapter = MeteredAdapter(self.gate, self.watch.limits, caller=self.caller, pool_maxsize=MAX_CONNECTIONS)
         self._session = _Session(self, adapter)
 
     def request(

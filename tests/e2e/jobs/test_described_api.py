@@ -134,19 +134,26 @@ def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(fo
     assert job["refused_by"] == "core", "the call that stopped it would stop it again"
 
 
-def test_an_answer_has_a_deadline_here_too(folder: Path) -> None:
+LOGIN = """from google.oauth2.credentials import Credentials
+    client.get_adapter(address).caller.credentials = Credentials(None, "r", None, address, "c", "s")
+    answer ="""
+
+
+@pytest.mark.parametrize("begins", ["answer =", LOGIN], ids=["a call", "a token"])
+def test_an_answer_has_a_deadline_here_too(folder: Path, begins: str) -> None:
     def drip(_: Reached) -> Iterator[bytes]:
         yield head("Content-Length: 30") + b"\r\n"
         for _ in range(30):
             time.sleep(0.1)
             yield b"x"
 
-    own_job = folder / "own_github_job.py"
-    own_job.write_text(own_job.read_text().replace("client.get(", "client.get(timeout=9, url="))
+    fetch = FETCH.replace("client.get(", "client.get(timeout=9, url=").replace("answer =", begins)
+    (folder / "own_github_job.py").write_text(fetch)
     with Upstream(drip) as upstream:
         report = run(folder, upstream.address, "max_answer_s = 1\n")
     assert "upstream's answer was not complete after 1 s" in str(report.regions[0].error)
-    assert report.units == report.attempts * 2 > 0
+    assert report.units == report.attempts * 2
+    assert (report.units > 0) is (begins != LOGIN)
 
 
 def test_a_login_goes_to_the_hosts_of_the_book_alone_and_never_in_plain_text(folder: Path) -> None:
