@@ -67,13 +67,6 @@ class _Session(SignedSession):
         options["timeout"] = min(deadline.CONNECT_WITHIN_S, silent_s, self._http.watch.left_s()), silent_s
         return super().send(request, **options)
 
-    def merge_environment_settings(self, *args: Any, **options: Any) -> Any:
-        settings = super().merge_environment_settings(*args, **options)
-        return {**settings, "proxies": {}} if self._http.is_loopback else settings
-
-    def rebuild_proxies(self, *args: Any) -> Any:
-        return {} if self._http.is_loopback else super().rebuild_proxies(*args)
-
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         """Where an answer redirects to. A request that changes something goes nowhere else, except to look at its
         result. To Google, 308 means "upload not complete", not "moved". Nobody reads the body of a redirect."""
@@ -109,10 +102,12 @@ class SessionHttp:
     def __init__(
         self, root: str, watch: Watch, caller: Caller, *, timeout_s: float, gate: Any = None, follows: bool = True
     ) -> None:
-        self.watch, self.timeout, self.gate, self._follows = watch, timeout_s, gate, follows
+        self.watch, self.timeout, self.gate = watch, timeout_s, gate
         self.caller, caller.prepare = caller, watch.over
         self.credentials = caller.credentials  # a batch renews them after a 401
-        self.is_loopback = is_loopback(urlsplit(root).hostname or "")  # a proxy cannot reach this machine's
+        self._options: dict[str, Any] = {"allow_redirects": follows, "stream": True}
+        if is_loopback(urlsplit(root).hostname or ""):  # a proxy cannot reach this machine's
+            self._options["proxies"] = {"http": "", "https": ""}  # so requests asks the environment for none
         start_here_and_in_child(self)
 
     def start_over_in_child(self) -> None:
@@ -132,9 +127,7 @@ class SessionHttp:
             body = b""  # requests would send an empty stream in chunks
         with self.watch.request():
             try:
-                with self._session.request(
-                    method, uri, data=body, headers=headers, allow_redirects=self._follows, stream=True
-                ) as response:
+                with self._session.request(method, uri, data=body, headers=headers, **self._options) as response:
                     content = _content(response)
             except (RequestException, HTTPError, HTTPException) as error:
                 raise self._error(error) from None
