@@ -20,9 +20,9 @@ from quota.budget import Budget, Call, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_here_and_in_child
 from quota.deciding.outlook import Outlook
-from quota.deciding.spend import ASYNC_KINDS, LetThrough, Settlement, spendable
+from quota.deciding.spend import ASYNC_KINDS, LetThrough, Spending, spendable
 from quota.decision import Decision, LimitState
-from quota.errors import LedgerError, QuotaError, Refused, SessionClosedError, UsageError
+from quota.errors import LedgerError, QuotaError, SessionClosedError, UsageError
 from quota.ledger.log import Log
 from quota.rules.entry import Entry
 from quota.terms.arguments import instance, text, texts
@@ -149,17 +149,10 @@ class AsyncBudget(OfOneProcess):
 F = TypeVar("F", bound=Callable[..., Awaitable[Any] | AsyncIterator[Any]])
 
 
-class AsyncSpend(AsyncContextDecorator):
+class AsyncSpend(Spending, AsyncContextDecorator):
     """`quota.deciding.spend.Spend`, awaited. As a decorator it charges when a coroutine is awaited, or when the first
     item of an async generator is.
     """
-
-    def __init__(
-        self, budget: AsyncBudget, charge: Callable[..., Awaitable[list[Decision]]], *, reserves: bool
-    ) -> None:
-        self._budget = budget
-        self._charge = charge
-        self._reserves = reserves
 
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for anything except a coroutine or async generator
@@ -173,9 +166,6 @@ class AsyncSpend(AsyncContextDecorator):
         if kind == "coroutine":
             return super().__call__(func)  # type: ignore[type-var]
         return self._generator(func)  # type: ignore[return-value]
-
-    def _recreate_cm(self) -> AsyncSpend:
-        return AsyncSpend(self._budget, self._charge, reserves=False)
 
     def _generator(self, func: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(func)
@@ -202,10 +192,7 @@ class AsyncSpend(AsyncContextDecorator):
 
     async def __aenter__(self) -> AsyncSpentCall:
         decision = (await self._charge(reserved=self._reserves))[0]
-        if not decision.admitted:
-            raise Refused(decision)
-        call = AsyncSpentCall(*decision)
-        call._settlement = Settlement(self._budget._budget.settle, decision)
+        call = AsyncSpentCall.of(decision, self._budget._budget.settle)
         call._in_thread = self._budget._awaiter.in_thread
         return call
 

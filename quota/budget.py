@@ -276,7 +276,7 @@ class Budget(OfOneProcess):
         from quota.deciding.spend import Spend  # late: few processes use it
 
         charge = partial(self._decide, [Call(text(method, "method"), units)], job, region, commit=True)
-        return Spend(charge, self.settle, reserves=units is not None)
+        return Spend(self, charge, reserves=units is not None)
 
     # -- facts -------------------------------------------------------------------------------------------------------
 

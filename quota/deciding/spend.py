@@ -3,7 +3,7 @@ hook for charging: `Budget.spend`.
 
 Settlement   settles a call once, by its true cost
 LetThrough   the decision about an admitted call that can be settled
-Spend        charges on every entry
+Spending     charges on every entry: Spend, and `AsyncSpend` for event loops
 SpentCall    the decision that entering yields; it can be settled
 spendable    tells the kind of a function to decorate, also for `AsyncBudget.spend`
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from quota.common.log import warn
 from quota.common.text import many
@@ -68,6 +68,15 @@ class LetThrough(Decision):
 
     _settlement: Settlement
 
+    @classmethod
+    def of(cls, decision: Decision, settle: Callable[[str, int], Entry]) -> Self:
+        """The call of a decision. Raises Refused."""
+        if not decision.admitted:
+            raise Refused(decision)
+        call = cls(*decision)
+        call._settlement = Settlement(settle, decision)
+        return call
+
     def __reduce__(self) -> tuple[type[Decision], tuple[object, ...]]:
         """A copy for another process is a plain decision."""
         return Decision, tuple(self)
@@ -80,20 +89,20 @@ F = TypeVar("F", bound="Callable[..., Any]")
 ASYNC_KINDS = ("coroutine", "async generator")
 
 
-class Spend(ContextDecorator):
-    """Charges on every entry, and raises Refused before the body runs. The charge stays unless the body settles the
-    call that entering yields, or refunds it. With `reserves`, a block charges an upper bound.
+class Spending:
+    """Charges a budget on every entry, and raises Refused before the body runs. The charge stays unless the body
+    settles the call that entering yields, or refunds it. With `reserves`, a block charges an upper bound. The calls of
+    a decorated function cannot be settled, so they do not reserve."""
 
-    As a decorator it accepts a function that runs when it is called; raises UsageError for anything else. The calls of
-    a decorated function cannot be settled, so they do not reserve.
-    """
+    def __init__(self, budget: Any, charge: Callable[..., Any], *, reserves: bool) -> None:
+        self._budget, self._charge, self._reserves = budget, charge, reserves
 
-    def __init__(
-        self, charge: Callable[..., list[Decision]], settle: Callable[[str, int], Entry], *, reserves: bool
-    ) -> None:
-        self._charge = charge
-        self._settle = settle
-        self._reserves = reserves
+    def _recreate_cm(self) -> Self:
+        return type(self)(self._budget, self._charge, reserves=False)
+
+
+class Spend(Spending, ContextDecorator):
+    """As a decorator it accepts a function that runs when it is called; raises UsageError for anything else."""
 
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for a coroutine or generator function."""
@@ -110,16 +119,8 @@ class Spend(ContextDecorator):
             )
         return super().__call__(func)
 
-    def _recreate_cm(self) -> Spend:
-        return Spend(self._charge, self._settle, reserves=False)
-
     def __enter__(self) -> SpentCall:
-        decision = self._charge(reserved=self._reserves)[0]
-        if not decision.admitted:
-            raise Refused(decision)
-        call = SpentCall(*decision)
-        call._settlement = Settlement(self._settle, decision)
-        return call
+        return SpentCall.of(self._charge(reserved=self._reserves)[0], self._budget.settle)
 
     def __exit__(self, *exc: object) -> None:
         return None
