@@ -22,6 +22,7 @@ from quota.jobs.job import Page
 from quota.jobs.store.checkpoints import assigned
 from quota.jobs.store.file import note_time
 from quota.reports.runs import Bought, RegionOfRun, Run
+from quota.rules.refusals import bounded
 from quota.terms.limits import DAY_MS
 
 KEPT_MS = 35 * DAY_MS
@@ -29,7 +30,6 @@ KEPT_MS = 35 * DAY_MS
 MAX_KEPT = 50_000
 """A refused run takes 1.4 kB. A job that starts each second begins three million runs in 35 days."""
 
-MAX_REFUSAL_CHARACTERS = 4_000
 MAX_WHY_CHARACTERS = 1_000
 MAX_ERRORS_CHARACTERS = 20_000
 """The most characters of all errors of a run's regions together; each may have at least 100."""
@@ -102,17 +102,12 @@ class RunHistory:
             _region_json(region) | {"error": None if region.error is None else shorten(region.error, most)}
             for region in report.regions
         ]
-        decision, refusal = report.refusal, json.dumps(report.refusal)
-        if decision is not None and len(refusal) > MAX_REFUSAL_CHARACTERS:  # keep only the limit that refused
-            limits = [limit for limit in decision["limits"] if limit["name"] == decision["refused_by"]]
-            left_out = len(decision["limits"]) - len(limits)
-            refusal = json.dumps({**decision, "limits": limits, "limits_left_out": left_out})
         ending = {
             **members(report, "outcome refused_by retry_at_ms units attempts exit_status"),
             "why": shorten(report.why, MAX_WHY_CHARACTERS),
             "ended_at_ms": self._clock(),
             "regions": json.dumps(regions),
-            "refusal": None if decision is None else refusal,
+            "refusal": None if report.refusal is None else json.dumps(bounded(report.refusal)),
         }
         sql = f"UPDATE past_runs SET {assigned(ending)} WHERE id = :id"  # noqa: S608  # names of columns
         self._file.transact(lambda db: db.execute(sql, {**ending, "id": row_id}), write=True)

@@ -4,7 +4,7 @@
     RefusedSum     the same since the beginning
     Refusals       all of these, for people
 
-    refusal_text          the text of a refusal that a process hands over
+    refusal_text          the text of a refusal that a process hands over; `bounded` keeps it short
     names_to_add, add     change the state
     names_to_read, read   read the state
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.clock import rfc3339
 from quota.common.text import one_line
@@ -113,11 +113,8 @@ class _Head(NamedTuple):
 
 def refusal_text(decision: Decision, job: str, region: str, run: str, machine: str, calls: int = 1) -> str:
     """The text of a refusal: the JSON of the decision, with the time, the caller, the machine and the reason. `calls`
-    is the number of calls that were refused together.
-
-    If it is longer than MAX_REFUSAL_BYTES, it leaves out the limits that did not refuse.
-    """
-    data: dict[str, object] = {
+    is the number of calls that were refused together."""
+    data = {
         "at": rfc3339(decision.decided_at_ms),
         "job": job,
         "region": region,
@@ -127,13 +124,15 @@ def refusal_text(decision: Decision, job: str, region: str, run: str, machine: s
         "why": one_line(decision.why()),
         **({"calls": calls} if calls > 1 else {}),
     }
-    whole_text = json.dumps(data, ensure_ascii=False)
-    if len(whole_text.encode("utf-8", "replace")) <= MAX_REFUSAL_BYTES:
-        return whole_text
-    limits = decision.as_json()["limits"]
-    refusing = [limit for limit in limits if limit["name"] == decision.refused_by]  # type: ignore[attr-defined]
-    data |= {"limits": refusing, "limits_left_out": len(decision.limits) - len(refusing)}
-    return json.dumps(data, ensure_ascii=False)
+    return json.dumps(bounded(data), ensure_ascii=False)
+
+
+def bounded(refusal: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A refusal as JSON. If it is longer than MAX_REFUSAL_BYTES, it leaves out the limits that did not refuse."""
+    if len(json.dumps(refusal, ensure_ascii=False).encode("utf-8", "replace")) <= MAX_REFUSAL_BYTES:
+        return refusal
+    limits = [limit for limit in refusal["limits"] if limit["name"] == refusal["refused_by"]]
+    return {**refusal, "limits": limits, "limits_left_out": len(refusal["limits"]) - len(limits)}
 
 
 # -- adding -----------------------------------------------------------------------------------------------------------
