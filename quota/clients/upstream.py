@@ -29,7 +29,7 @@ from quota.common.clock import NEVER, host_clock
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import Heard, Level
-from quota.terms.api import NO_BODY, VERBS, ClosedRule, RequestBody, Route, as_read
+from quota.terms.api import NO_BODY, OVERRIDES, VERBS, ClosedRule, RequestBody, Route, as_read
 from quota.terms.costs import CostBook
 from quota.terms.limits import HOUR_MS, SECOND_MS, leaves_at
 
@@ -135,9 +135,6 @@ def _dearest(
     return max(counted, key=lambda route: dearness(book, verb, "" if route is None else route.method, body))
 
 
-_OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
-"""The header fields that name another verb. Each server has its own choice of them."""
-
 _OTHER_PATHS = ("x-original-url", "x-rewrite-url")
 """The header fields in which some servers, as IIS and Symfony, read another path."""
 
@@ -150,7 +147,7 @@ def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
         read = as_read(name)
         if read in _OTHER_PATHS:
             raise UsageError(f"the header field {name} names another path to some servers; leave it out")
-        if read in _OVERRIDES and (by_wsgi or read == name.lower()):
+        if read in OVERRIDES and (by_wsgi or read == name.lower()):
             for part in value.split(","):
                 yield read, part.strip().upper()
 
@@ -183,7 +180,7 @@ class Google:
     def verbs(self, verb: str, url: str, headers: Sent, body: bytes = b"") -> list[str]:
         """The verbs by which the API may read a request. At Google X-HTTP-Method-Override of a POST replaces the verb.
         Raises UsageError if it does not name one, or if a field names another path."""
-        named = [value for name, value in _overrides(headers, by_wsgi=False) if name == _OVERRIDES[0]]
+        named = [value for name, value in _overrides(headers, by_wsgi=False) if name == OVERRIDES[0]]
         overrides = named if verb.upper() == "POST" else []
         if len(overrides) > 1 or not all(map(str.isalpha, overrides)):
             raise UsageError("X-HTTP-Method-Override does not name one method")

@@ -27,7 +27,8 @@ from typing import Any
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.deciding import Decider, Verdict
-from quota.inbound.rules import OVERRIDES, Rule, Rules, opened
+from quota.inbound.rules import Rule, Rules, opened
+from quota.terms.api import OVERRIDES
 from quota.web.documents import App, Message, Problem, Receive, Send, seconds, send_problem
 
 Environ = dict[str, Any]

@@ -238,9 +238,6 @@ _SEGMENT = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}|(?!\.\.?$|<.*>$|:\w+$|.*
 _ORIGIN = re.compile(r"^[^/?#]*:(//[^/?#]*)?")
 """The beginning of a URL, as in `GET http://HOST/login`: some servers pass the whole URL on as the path."""
 
-OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
-"""The header fields by which some applications replace the method of a request."""
-
 Segments = tuple[str, ...]
 
 

@@ -35,6 +35,9 @@ from quota.terms.limits import MAX_UNITS
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
+OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
+"""The header fields that name another verb. Each server has its own choice of them."""
+
 Form = Literal["epoch", "seconds", "duration", "http-date", "rfc3339"]
 """The form of a time: seconds since 1970, seconds from now, `6m0s` or `40591s` from now, or a date. The gate also reads
 an answer that uses another of these forms."""
