@@ -148,7 +148,7 @@ def make_plan(
     """
     if days is not None and not 1 <= days <= MAX_DAYS:
         raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
-    zone = _zone(next(iter(settings.credentials.values())), None)
+    zone = next(iter(settings.credentials.values())).book.zone
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(now_ms)[1] if first_day == "next" else now_ms
     if isinstance(first_day, date):
@@ -207,13 +207,11 @@ def _whole_windows(settings: Settings, start_ms: int) -> list[tuple[str, int]]:
     return windows
 
 
-def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
+def _zone(credential: CredentialSettings, limit: Limit) -> str:
     """The zone in which the days of a limit begin: the zone of its window, otherwise upstream's."""
     book = credential.book
-    windows = [book.main_bucket.window]
-    if limit is not None:
-        windows = [limit.view.window, *(book.buckets[name].window for name in limit.view.selector.buckets), *windows]
-    return next((window.zone for window in windows if isinstance(window, Calendar)), "UTC")
+    windows = [limit.view.window, *(book.buckets[name].window for name in limit.view.selector.buckets)]
+    return next((window.zone for window in windows if isinstance(window, Calendar)), book.zone)
 
 
 def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> Iterator[str]:
