@@ -47,7 +47,7 @@ from quota.rules.spent import spent as charges_in
 from quota.rules.total import total_of
 from quota.session import Session
 from quota.settings.model import CredentialSettings, JobSettings, Settings
-from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, of_jobs
+from quota.terms.limits import DAY_MS, HOUR_MS, Calendar, Limit, leaves_at, of_jobs
 from quota.wording import Line, Part, Table, Tone
 
 DEFAULT_DAYS = 7
@@ -200,10 +200,8 @@ def _whole_windows(settings: Settings, start_ms: int) -> list[tuple[str, int]]:
     for credential in settings.credentials.values():
         for limit in credential.limits:
             window = limit.view.window
-            if isinstance(window, Calendar):
-                windows.append((limit.name, window.edges(window.edges(start_ms - 1)[1])[1]))
-            else:
-                windows.append((limit.name, start_ms + window.window_ms))
+            begins_ms = window.edges(start_ms - 1)[1] if isinstance(window, Calendar) else start_ms
+            windows.append((limit.name, leaves_at(window, begins_ms)))
     return windows
 
 
