@@ -9,10 +9,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
-from itertools import tee
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     import logging
 
     from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.padding import PaddingDimensions
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     from quota.session import Session
@@ -189,7 +186,7 @@ def render_parts(parts: Iterable[Part]) -> RenderableType:
     drawn: list[RenderableType] = []
     for part in parts:
         if not isinstance(part, Line):
-            drawn.append(FirstThatFits(layouts(part)))
+            drawn.append(FirstThatFits(part))
             continue
         text = part.text.lstrip(" ")
         paragraph, indent = line(text, _TONE_STYLE[part.tone]), len(part.text) - len(text)
@@ -209,28 +206,25 @@ _TONE_STYLE = {
 
 
 class FirstThatFits:
-    """The first candidate that fits the width; the last candidate if none does."""
+    """A table in the first of its layouts that fits the width; in the last one if none does."""
 
-    def __init__(self, candidates: Iterable[RenderableType]) -> None:
-        (self._candidates,) = tee(candidates, 1)  # its copies make each candidate once
+    def __init__(self, table: Table) -> None:
+        self._table = table
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        unbounded = options.update_width(ANY_WIDTH)
-        for candidate in copy(self._candidates):
-            if console.measure(candidate, options=unbounded).maximum <= options.max_width:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines: list[Text] = []
+        for lines in layouts(self._table):
+            if lines[0].cell_len <= options.max_width:
                 break
-        yield candidate
+        yield from lines
 
 
 ANY_WIDTH = 10_000
 """More than any line has."""
 
-_WIDE: PaddingDimensions = (0, 1)
-_NARROW: PaddingDimensions = (0, 1, 0, 0)
-_NARROWEST: PaddingDimensions = (0, 0)
 _FOLDS = (40, 32, 24, 16, 12)
-_LAYOUTS = ((_WIDE, 0), (_NARROW, 0), (_NARROWEST, 0), *((_NARROWEST, fold) for fold in _FOLDS))
-"""The padding of the columns, and to how many characters their cells are folded (0: not)."""
+_LAYOUTS = ((3, 0), (2, 0), (1, 0), *((1, fold) for fold in _FOLDS))
+"""The spaces between the columns, and to how many characters their cells are folded (0: not)."""
 
 MAX_JOINED = 30
 """The longest value in a joined column. A single long name would push out the other columns."""
@@ -239,20 +233,23 @@ _PIECE = r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*"
 """A word with the separators after it. A date is one word, also with a time after it."""
 
 
-def layouts(table: Table) -> Iterator[RichTable]:
-    """The same table, narrower each time: first with less space between the columns, then with lines folded between
-    words, then with the columns in `joined` as one, then without the columns in `without`, one after the other. Cells
-    are plain text, and numbers are aligned right.
+def layouts(table: Table) -> Iterator[list[Text]]:
+    """The lines of the same table, narrower each time: first with less space between the columns, then with cells
+    folded between words, then with the columns in `joined` as one, then without the columns in `without`, one after the
+    other, at last with words broken. The lines of a layout are equally wide. Cells are plain text, and numbers are
+    aligned right.
     """
-    if table.joined:
-        yield from layouts(table._replace(joined=(), without=()))
-        table = _joined(table)
-    for least in dict.fromkeys((table.least_fold, 0)):
-        for left_out in range(len(table.without) + 1):
-            without = table.without[:left_out]
-            for padding, maximum in _LAYOUTS:
-                if not maximum or maximum >= least:
-                    yield _table(table, without, padding, maximum)
+    columns = table.shown
+    forms = [table._replace(joined=(), without=()), _joined(table)] if table.joined else [table]
+    for form in forms:
+        for least in dict.fromkeys((form.least_fold, 0)):
+            for left_out in range(len(form.without) + 1):
+                columns = [n for n in form.shown if n not in form.without[:left_out]]
+                for between, maximum in _LAYOUTS:
+                    if not maximum or maximum >= least:
+                        yield _lines(form, columns, between, maximum)
+    for maximum in (*_FOLDS, 8, 6, 4, 2, 1):
+        yield _lines(forms[-1], columns, 1, maximum, f".{{1,{maximum}}}")
 
 
 def _joined(table: Table) -> Table:
@@ -270,39 +267,44 @@ def _joined(table: Table) -> Table:
     )
 
 
-def _table(table: Table, without: Collection[int], padding: PaddingDimensions, maximum: int) -> RichTable:
-    """A table without some of its columns, its cells folded to `maximum` characters (0: not folded)."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
+def _lines(table: Table, columns: Sequence[int], between: int, maximum: int, piece: str = _PIECE) -> list[Text]:
+    """The lines of these columns of a table, with so many spaces `between` them, and with cells folded to `maximum`
+    characters between two pieces (0: not folded). Numbers and the cells of `whole` columns are never folded."""
+    from rich.cells import cell_len
     from rich.text import Text
 
-    footer = table.footer
-    drawn = RichTable(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
-    kept = [n for n in table.shown if n not in without]
-    for n in kept:
-        drawn.add_column(
-            Text(fold(printable(table.headings[n]), maximum)),
-            footer[n] if footer else "",
-            justify="right" if n in table.numbers else "left",
-            no_wrap=n in table.numbers or n in table.whole,
-            overflow="fold",
-        )
-    for row, tone in zip(table.rows, table.tones or [""] * len(table.rows), strict=True):
-        cells = [Text(fold(printable(row[n]), 0 if n in table.whole else maximum)) for n in kept]
-        drawn.add_row(*cells, style=_TONE_STYLE[tone])
-    return drawn
+    unfolded = {*table.whole, *table.numbers}
+    heading = [fold(printable(table.headings[n]), maximum, piece) for n in columns]
+    rows = [[fold(printable(row[n]), 0 if n in unfolded else maximum, piece) for n in columns] for row in table.rows]
+    footer = [[[table.footer[n]] for n in columns]] if table.footer else []
+    each_column = zip(heading, *rows, *footer, strict=True)
+    widths = [max(cell_len(text) for cell in cells for text in cell) for cells in each_column]
+
+    def drawn(cells: Sequence[Sequence[str]], style: str) -> Iterator[Text]:
+        for texts in zip_longest(*cells, fillvalue=""):
+            padded = []
+            for n, text, width in zip(columns, texts, widths, strict=True):
+                spaces = " " * (width - cell_len(text))
+                padded.append(spaces + text if n in table.numbers else text + spaces)
+            yield Text((" " * between).join(padded), style, no_wrap=True, overflow="ignore")
+
+    lines = [*drawn([cell[::-1] for cell in heading], "bold")][::-1]  # the last lines of all headings are on one line
+    lines.append(Text(("\u2500" if takes_unicode() else "-") * (sum(widths) + between * (len(columns) - 1))))
+    for cells, tone in zip(rows, table.tones or [""] * len(rows), strict=True):
+        lines += drawn(cells, _TONE_STYLE[tone])
+    for cells in footer:
+        lines += [Text(), *drawn(cells, "bold")]
+    return lines
 
 
-def fold(text: str, maximum: int) -> str:
-    """`text` in lines of at most `maximum` characters, broken between words only (0: one line)."""
-    if not maximum:
-        return text
+def fold(text: str, maximum: int, piece: str = _PIECE) -> list[str]:
+    """`text` in lines of at most `maximum` characters (0: one line), broken between pieces only."""
     lines = [""]
-    for piece in re.findall(_PIECE, text):
-        if piece and lines[-1] and len(lines[-1]) + len(piece.rstrip()) > maximum:
+    for word in re.findall(piece, text) if maximum else [text]:
+        if word and lines[-1] and len(lines[-1]) + len(word.rstrip()) > maximum:
             lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
+        lines[-1] += word
+    return [line.rstrip() for line in lines]
 
 
 # -- failing and logging -----------------------------------------------------------------------------------------------
