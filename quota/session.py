@@ -390,6 +390,11 @@ def projects_of(session: Session, credential: str | None = None) -> dict[str, Cr
     return projects
 
 
+def budgets_of(session: Session, credential: str | None = None) -> list[Budget]:
+    """The budget of each project, in the configuration's order; with a name, only of that credential's project."""
+    return [session.budget(chosen.name) for chosen in projects_of(session, credential).values()]
+
+
 def projects_left(session: Session) -> list[tuple[str, int]]:
     """The projects that this configuration charged on this machine and that no credential has any more, each with the
     time in ms at which its last charge stops counting. A new project may be one of these under a new name."""

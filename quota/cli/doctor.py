@@ -40,7 +40,7 @@ from quota.rules.facts import merged
 from quota.rules.spent import spent
 from quota.session import Session, projects_left, projects_of
 from quota.settings.lint import ageing, lint
-from quota.settings.model import CredentialSettings, NotifySettings, Settings, state_folder
+from quota.settings.model import NO_FILE, CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
 from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, MINUTE_MS, SECOND_MS, Selector
@@ -257,7 +257,7 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
 def _configuration(session: Session) -> Iterator[Finding]:
     settings = session.settings
     if settings.path is None:
-        yield warning("configuration", "no quota.toml was found", "run `quota init`")
+        yield warning("configuration", NO_FILE, "run `quota init`")
         return
     levels = [finding.level for finding in _of_file(session)]
     errors, warnings = levels.count("error"), levels.count("warning")

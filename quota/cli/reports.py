@@ -48,7 +48,7 @@ from quota.reports.spending import (
 from quota.reports.status import Status, all_jobs, read_status, unread_json
 from quota.rules.entry import others_units
 from quota.rules.spent import Spent
-from quota.session import Session, projects_of
+from quota.session import Session, budgets_of
 from quota.wording import Line, Part, Table, charge_parts, jobs_alone, refusal_parts, status_parts
 
 WATCH_S = 2
@@ -191,13 +191,12 @@ def spend(
         _show_bought(since, since_ms, job, limit, form, config)
         return
     with opened(config, err=form != "text") as session:
-        projects = projects_of(session, credential)
+        budgets = budgets_of(session, credential)
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        charged, local = [session.project(c.name) for c in projects.values()], form == "text"
-        spending = read_spending(charged, fields, start_ms, job=job, local=local)
-        others = 0 if job is not None else sum(_upstream_units(session.budget(c.name)) for c in projects.values())
+        spending = read_spending(map(project_of, budgets), fields, start_ms, job=job, local=form == "text")
+        others = 0 if job is not None else sum(map(_upstream_units, budgets))
         spending = spending._replace(most=limit, upstream_units=others)
-        owed_units = sum(session.budget(c.name).owed_units() for c in projects.values())
+        owed_units = sum(budget.owed_units() for budget in budgets)
     if print_as(form, spending.as_json(), spending.columns, spending.rows_json()):
         return
     cut = spending.since_ms > start_ms
@@ -212,7 +211,7 @@ def spend(
         say(_only_since(spending.since_ms, since))
     if spending.upstream_units:
         units = many(spending.upstream_units, "unit")
-        see = "; see `quota reconcile`" if any(c.book.monitoring is not None for c in projects.values()) else ""
+        see = "; see `quota reconcile`" if any(budget.book.monitoring is not None for budget in budgets) else ""
         say(f"not listed: {units} used by others, as upstream said{see}")
     _say_owed(owed_units)
 
@@ -336,12 +335,12 @@ def log(
     """
     since_ms = duration_ms("--since", since)
     with opened(config, err=form != "text") as session:
-        chosen = projects_of(session, credential)
-        projects = [session.project(c.name) for c in chosen.values()]
+        budgets = {budget.project: budget for budget in budgets_of(session, credential)}
+        projects = [*map(project_of, budgets.values())]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
 
         def is_wanted(project: str, of_job: str, of_method: str) -> bool:
-            named = chosen[project].book.canonical
+            named = budgets[project].book.canonical
             return job in (None, of_job) and (method is None or named(method) == named(of_method))
 
         begin = None if limit is None else -limit
@@ -358,7 +357,7 @@ def log(
             charges = [row for row in rows if is_wanted(row[0], row[2].job, row[2].method)]
             table = partial(_charges_table, several=len(projects) > 1)
             printed = _print_rows(charges[begin:], form, CHARGE_FIELDS, _charge_json, table)
-        owed_units = 0 if refused else sum(session.budget(c.name).owed_units() for c in chosen.values())
+        owed_units = 0 if refused else sum(budget.owed_units() for budget in budgets.values())
     if form != "text":
         return
     if not printed:

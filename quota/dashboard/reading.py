@@ -28,7 +28,7 @@ from quota.reports.metrics import Sample, of_silence, of_status, of_sums
 from quota.reports.runs import Contribution, Forecast
 from quota.reports.spending import KeptRefusal, Spending, counted, read_refusals, read_spending, read_sums
 from quota.reports.status import Status, read_status
-from quota.session import Session, projects_of
+from quota.session import Session, budgets_of
 from quota.terms.limits import parse_duration
 
 SPANS = ("24h", "7d", "35d")
@@ -57,9 +57,9 @@ def read_now(session: Session) -> Now:
     """The state of the ledger. Raises LedgerError."""
     status = read_status(session, jobs=True)
     refusals: list[KeptRefusal] = []
-    for credential in projects_of(session).values():
+    for budget in budgets_of(session):
         with suppress(LedgerError):  # its verdict says why
-            refusals += read_refusals(session.project(credential.name))
+            refusals += read_refusals(project_of(budget))
     refusals.sort(key=lambda kept: kept.at_ms, reverse=True)
     return Now(status, tuple(refusals))
 
@@ -69,8 +69,8 @@ def read_curves(session: Session, forecast: Forecast) -> Curves:
     status = read_status(session)
     known_ms = forecast.until_ms if forecast.scheduled else None
     curves: dict[tuple[str, str], Curve] = {}
-    for project, credential in projects_of(session).items():
-        budget = session.budget(credential.name)
+    for budget in budgets_of(session):
+        project = budget.project
         limits = next(row.limits for row in status.credentials if row.settings.project == project)
         if not limits:
             continue
@@ -97,10 +97,10 @@ def read_curves(session: Session, forecast: Forecast) -> Curves:
 def read_spent(session: Session) -> Spent:
     """Who spent the budget, for each project. Raises LedgerError."""
     by, spent, at_ms = ("job", "method", "region"), Spent(), session.ledger.now_ms()
-    for name, credential in projects_of(session).items():
-        project = session.project(credential.name)
+    for budget in budgets_of(session):
+        project = project_of(budget)
         with suppress(LedgerError):
-            spent[name] = [read_spending([project], by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
+            spent[project.name] = [read_spending([project], by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
     return spent
 
 
@@ -114,12 +114,12 @@ def forecast_of(added: Iterable[Reading[Contribution]]) -> Forecast:
 def read_samples(session: Session, status: Status | None) -> list[Sample]:
     """The samples of the ledger for `/metrics`. No status: the ledger does not answer."""
     samples: list[Sample] = []
-    for project, credential in projects_of(session).items():
-        of_project = [*of_silence(project, session.budget(credential.name).owed_units())]
+    for budget in budgets_of(session):
+        of_project = [*of_silence(budget.project, budget.owed_units())]
         if status is not None:
             with suppress(LedgerError):
-                charged, refused = read_sums(session.project(credential.name))
-                of_project = [*of_status(status, project), *of_sums(project, charged, refused)]
+                charged, refused = read_sums(project_of(budget))
+                of_project = [*of_status(status, budget.project), *of_sums(budget.project, charged, refused)]
         samples += of_project
     return samples
 

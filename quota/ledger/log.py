@@ -322,7 +322,7 @@ def entries_held(log: Log, project: str, after: Id, progress: Progress = lambda 
 def all_entries(log: Log, project: str, after: Id = START) -> Iterator[Entry]:
     """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
     once."""
-    trimmed = log.begin(project).trimmed
+    trimmed = START  # until the log tells: usually nothing after that id is trimmed
     while True:
         is_past = after < trimmed
         piece = log.past(project, after, trimmed, MAX_READ) if is_past else log.read(project, after, END, MAX_READ)

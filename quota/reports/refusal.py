@@ -32,7 +32,7 @@ from quota.rules.facts import Exhaustion
 from quota.rules.retry import LimitAtCall, room_at
 from quota.rules.spent import spent
 from quota.rules.total import total_of
-from quota.session import Session, projects_of
+from quota.session import Session, budgets_of, projects_of
 from quota.settings.lint import exceeded_headrooms
 from quota.settings.model import Unavailable
 from quota.terms.arguments import machine_name
@@ -211,7 +211,7 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
 
     Raises LedgerError.
     """
-    projects = [session.project(settings.name) for settings in projects_of(session, credential).values()]
+    projects = map(project_of, budgets_of(session, credential))
     refusals = [kept for project in projects for kept in read_refusals(project) if job in (None, kept.job)]
     if not refusals:
         return None

@@ -26,7 +26,7 @@ from quota.rules.entry import END, Entry, Id, call_keys, id_of_call, ids_of_call
 from quota.rules.refusals import RefusedSum
 from quota.rules.spent import ChargedSum, Spent, spent
 from quota.rules.total import total_of
-from quota.session import Session, projects_of
+from quota.session import Session, budgets_of
 from quota.terms.arguments import MAX_NUMBER, checked, text, texts, whole
 from quota.terms.limits import HOUR_MS, Limit, Selector, Window, cutoff, leaves_at
 
@@ -260,7 +260,7 @@ def explain_charge(session: Session, name: str, credential: str | None = None) -
     """
     ms, key, further = parts_of_id(text(name, "charge"))
     keys = call_keys(key, further)
-    chosen = [session.budget(settings.name) for settings in projects_of(session, credential).values()]
+    chosen = budgets_of(session, credential)
     for budget in chosen if key else ():
         logged, draws = _records(project_of(budget), ms, keys)
         explained = [
