@@ -410,6 +410,16 @@ def _longest_ms(limits: Iterable[Limit]) -> int:
     return max((limit.view.window.longest_ms for limit in limits), default=DAY_MS)
 
 
+def begin_to_read(session: Session) -> str:
+    """Begin to read the log of every project, as each program does first. Returns why the ledger accepts no charges; ""
+    if it does. Raises LedgerError."""
+    why = ""
+    for project, api in sorted({(each.project, each.book.api) for each in session.settings.credentials.values()}):
+        begin(session.ledger, project, api=api)
+        why = why or session.ledger.unwritable(project)
+    return why
+
+
 def ledger_trouble(session: Session) -> str | None:
     """Why the ledger cannot be used, for strangers; empty if it can. None if nothing was charged yet: a question would
     create its file."""
@@ -417,15 +427,11 @@ def ledger_trouble(session: Session) -> str | None:
     if path is not None and not os.path.exists(path):
         return None
     try:
-        for project, api in sorted({(each.project, each.book.api) for each in session.settings.credentials.values()}):
-            begin(session.ledger, project, api=api)
-            if session.ledger.unwritable(project):
-                return "the ledger accepts no charges"
+        return "the ledger accepts no charges" if begin_to_read(session) else ""
     except UnusableLedger:
         return "the ledger cannot be used; if it has moved, restart"
     except QuotaError:
         return "the ledger cannot answer"
-    return ""
 
 
 @cache

@@ -33,12 +33,11 @@ from quota.ledger.factory import backend_of
 from quota.ledger.log import MAX_READ
 from quota.ledger.redis_needs import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
 from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
-from quota.ledger.state import begin
 from quota.reports.status import allowances
 from quota.rules.entry import just_before
 from quota.rules.facts import merged
 from quota.rules.spent import spent
-from quota.session import Session, projects_left, projects_of
+from quota.session import Session, begin_to_read, projects_left, projects_of
 from quota.settings.lint import ageing, lint
 from quota.settings.model import NO_FILE, CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
@@ -199,7 +198,7 @@ def _misses(selectors: Sequence[Selector], book: CostBook) -> Callable[[str, str
 
 
 def ask_ledger(session: Session) -> list[Finding]:
-    """Begin to read the log of every project, as each program does first; return what is wrong with the ledger.
+    """What is wrong with the ledger, as far as `begin_to_read` tells.
 
     A ledger that no command can use, for example of another format, is an error. A ledger that does not answer now is a
     warning. Does not create a missing ledger file.
@@ -213,11 +212,8 @@ def ask_ledger(session: Session) -> list[Finding]:
             return [warning("ledger.url", f"ledger {one_line(settings.ledger.url)} cannot be opened: {why}", remedy)]
         if not os.path.lexists(path):
             return []
-    unwritable = ""
     try:
-        for project, api in {(c.project, c.book.api) for c in settings.credentials.values()}:
-            begin(session.ledger, project, api=api)
-            unwritable = unwritable or session.ledger.unwritable(project)
+        unwritable = begin_to_read(session)
         findings = [*_in_other_buckets(session)]
     except ConfigError:  # `lint` reports it
         return []
