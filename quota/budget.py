@@ -31,22 +31,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quota.common.fork import OfOneProcess
 from quota.common.log import line
 from quota.common.text import listed, many, show
-from quota.deciding.allowance import (
-    Allowance,
-    allowance_state,
-    draw,
-    owe_correction,
-    owed_units,
-    settle_draws,
-    try_to_repay,
-)
+from quota.deciding.allowance import allowance_state, draw, owe_correction, owed_units, settle_draws, try_to_repay
 from quota.deciding.answers import Answers
 from quota.deciding.corrections import catch_up, correct, count_others, insist
 from quota.deciding.decide import decide
 from quota.deciding.levels import Levels
 from quota.deciding.outlook import Outlook, counted, look
 from quota.deciding.project import Project
-from quota.decision import SHADOW, AllowanceState, Decision, LimitState
+from quota.decision import SHADOW, Allowance, AllowanceState, Decision, LimitState
 from quota.errors import LedgerError, OtherApi, UnknownCharge, UnusableLedger, UsageError
 from quota.rules.calls import Checklist, Checklists, Parts, charge_units, charges_of, settled_units
 from quota.rules.entry import Entry, call_keys, id_of_call, parts_of_id

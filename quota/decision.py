@@ -61,6 +61,15 @@ class LimitState(NamedTuple):
     leave_units: int = 0
 
 
+class Allowance(NamedTuple):
+    """What each of `machines` may draw while the ledger does not answer: calls of up to `max_cost_units` each, and
+    `allowance_units` in total, within any window as long as the longest."""
+
+    max_cost_units: int
+    allowance_units: int
+    machines: int = 1
+
+
 class AllowanceState(NamedTuple):
     """What this machine may spend while the ledger does not answer: calls of at most `max_cost_units`, and how much is
     drawn in the longest window. From `frees_ms` on the allowance has room for the call, or more room than now; None:

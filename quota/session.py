@@ -17,7 +17,7 @@ from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_here_and_in_child
 from quota.common.log import warn
 from quota.common.text import listed, nearest, show
-from quota.deciding.allowance import Allowance, say_used
+from quota.deciding.allowance import say_used
 from quota.deciding.keys import Keys, machine_mark
 from quota.deciding.project import Project
 from quota.deciding.recorder import Recorder, close_all
@@ -124,7 +124,6 @@ class Session(OfOneProcess):
             chosen = self.credential(credential)
             if (budget := self._budgets.get(chosen.name)) is not None:
                 return budget
-            allowed = self.settings.ledger.unavailable
             project = self.project(chosen.name)
             budget = Budget(
                 credential=chosen.name,
@@ -132,7 +131,7 @@ class Session(OfOneProcess):
                 limits=chosen.limits,
                 project=project,
                 leave=self._leaves.get(chosen.project),
-                allowance=None if allowed is None else Allowance(allowed.max_cost_units, allowed.allowance_units),
+                allowance=self.settings.ledger.unavailable,
                 hosts=chosen.hosts,
             )
             if folder := os.environ.get(TALLY):

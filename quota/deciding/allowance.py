@@ -1,6 +1,5 @@
 """Lets a machine spend while the ledger does not answer, and charges that to the ledger afterwards.
 
-    Allowance    the configured numbers: `unavailable = { max_cost, allowance, machines }`
     draw         admits cheap calls, and writes them to the disk (`quota.journal.draws`) before they leave
     hand_over    charges the draws to the ledger, once any process of this machine reaches it
     repay        the same, now and then
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from quota.common.clock import elapsed_s
 from quota.common.log import warn
@@ -25,7 +23,7 @@ from quota.common.text import listed
 from quota.deciding.corrections import add, correct, find
 from quota.deciding.losses import StillCountingError, restored
 from quota.deciding.project import Project
-from quota.decision import AllowanceState
+from quota.decision import Allowance, AllowanceState
 from quota.errors import LedgerError
 from quota.journal.draws import Draw
 from quota.journal.journal import Journal
@@ -39,20 +37,13 @@ AGAIN_S = 1.0
 """How often a process checks for draws of other processes of this machine."""
 
 
-class Allowance(NamedTuple):
-    """The machine may draw calls of at most `max_cost_units`, and `allowance_units` in the longest window."""
-
-    max_cost_units: int
-    allowance_units: int
-
-
 def allowance_state(project: Project, allowance: Allowance, costs: Sequence[int] = ()) -> AllowanceState | None:
     """How much of the allowance is drawn, and when it has room for calls of these `costs` together (none: for more than
     now). None if this project has no allowance."""
     if project.journal is None:
         return None
     draws, now_ms, window_ms, uptime = project.journal.draws, project.wall(), project.longest_ms, project.since_boot()
-    state, drawn = AllowanceState(*allowance, 0, None), []
+    state, drawn = AllowanceState(*allowance[:2], 0, None), []
     try:
         drawn = [draw.entry for draw in draws.drawn(now_ms, window_ms, uptime) if draw.entry.units]
         draws.check_writable()

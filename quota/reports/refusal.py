@@ -22,7 +22,7 @@ from quota.common.text import members, one_line
 from quota.deciding.decide import decide
 from quota.deciding.history import whole_since_ms
 from quota.deciding.project import Project
-from quota.decision import Decision, LimitState
+from quota.decision import Allowance, Decision, LimitState
 from quota.errors import UsageError
 from quota.reports.spending import KeptRefusal, counted, entries_of_window, read_refusals
 from quota.reports.status import reserved_of
@@ -34,7 +34,6 @@ from quota.rules.spent import spent
 from quota.rules.total import total_of
 from quota.session import Session, budgets_of, projects_of
 from quota.settings.lint import exceeded_headrooms
-from quota.settings.model import Unavailable
 from quota.terms.arguments import machine_name
 from quota.terms.costs import CostBook, upstream_grant
 from quota.terms.limits import MAX_UNITS, SLACK_MS, Calendar, Limit, Selector, View, cutoff, leaves_at
@@ -536,7 +535,7 @@ def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Ch
     project = project_of(budget)
     if kept.machine != one_line(machine_name())[:64] or project.journal is None:
         return ()
-    allowed = session.settings.ledger.unavailable or Unavailable(0, 0, 1)
+    allowed = session.settings.ledger.unavailable or Allowance(0, 0)
     most, allowance = allowed.max_cost_units, allowed.allowance_units
     drawn = [draw.entry for draw in project.journal.draws.drawn(kept.at_ms, project.longest_ms)]
     needed = sum(entry.units for entry in drawn if entry.id[0] <= kept.at_ms) + kept.cost_units

@@ -18,12 +18,13 @@ from quota.common.clock import host_clock, utc
 from quota.common.files import doubt_of_way
 from quota.common.findings import Finding, file_system, finding_of, problem, ranked, warning
 from quota.common.text import listed, many, one_line
+from quota.decision import Allowance
 from quota.errors import ConfigError
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_url import FALSE
 from quota.settings.books import as_written
 from quota.settings.environment import REMEDY, almost
-from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, Unavailable, state_folder
+from quota.settings.model import BUILT_IN_FETCHES, CredentialSettings, JobSettings, Settings, state_folder
 from quota.settings.references import address_of, read_address, read_key
 from quota.settings.toml import read_file
 from quota.terms.costs import Bucket, CostBook, Quota, covers, headrooms, unlimited
@@ -114,7 +115,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def exceeded_headrooms(settings: Settings, outage: Unavailable) -> Iterator[tuple[CredentialSettings, Limit, int]]:
+def exceeded_headrooms(settings: Settings, outage: Allowance) -> Iterator[tuple[CredentialSettings, Limit, int]]:
     """The limits whose headroom an allowance exceeds. The ledger does not see what the machines draw, so together it
     must fit into the headroom of each limit that counts such calls."""
     for credential in {c.project: c for c in settings.credentials.values()}.values():

@@ -24,6 +24,7 @@ from quota.common.clock import host_clock
 from quota.common.files import doubt_of_path, read_text
 from quota.common.hosts import is_http_address, is_readable_on_the_way, plain_path, without_dots
 from quota.common.text import listed, one_line, show
+from quota.decision import Allowance
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
 from quota.settings.books import Mistakes, default_limits, load_book, parse_limits
@@ -38,7 +39,6 @@ from quota.settings.model import (
     Settings,
     StoreSettings,
     TableSettings,
-    Unavailable,
     check_table,
     state_folder,
 )
@@ -198,14 +198,14 @@ def _ledger(table: TomlTable, identity: str, credentials: Mapping[str, Credentia
         max_cost_units, allowance = row.read("max_cost"), row.read("allowance")
         if isinstance(allowance, str):
             allowance = _share_of_headroom(row, int(allowance[:-1]), max_cost_units, credentials)
-        unavailable = Unavailable(max_cost_units, allowance, row.read("machines"))
+        unavailable = Allowance(max_cost_units, allowance, row.read("machines"))
         if unavailable.max_cost_units > unavailable.allowance_units:
             drawn = f"an allowance of {unavailable.allowance_units:,}"
             raise row.error(f"no call of this cost fits in {drawn}; lower max_cost or raise allowance", "max_cost")
     name = table.read("name")
     identity = f"name {name}" if name is not None else identity
     url, secrets = _address(table, "ledger.db", SCHEMES)
-    return LedgerSettings(url, unavailable, name, identity, secrets)
+    return LedgerSettings(url, unavailable, identity, secrets)
 
 
 def _share_of_headroom(

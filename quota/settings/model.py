@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from quota.common.files import doubt_at, make_folder
 from quota.common.text import one_line, show
+from quota.decision import Allowance
 from quota.errors import ConfigError
 from quota.ledger.factory import file_of
 from quota.ledger.files import path_of
@@ -38,16 +39,6 @@ NO_FILE = "no quota.toml was found"
 BUILT_IN_NOTICE = f"{NO_FILE}: the built-in one is used; `quota init` writes one"
 
 
-class Unavailable(NamedTuple):
-    """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units` each, and
-    `allowance_units` in total, within any window as long as the longest.
-    """
-
-    max_cost_units: int
-    allowance_units: int
-    machines: int
-
-
 class LedgerSettings(NamedTuple):
     """`url` has absolute paths. `unavailable` is None if nothing may be spent without the ledger.
 
@@ -57,8 +48,7 @@ class LedgerSettings(NamedTuple):
     """
 
     url: str
-    unavailable: Unavailable | None
-    name: str | None = None
+    unavailable: Allowance | None
     identity: str = ""
     secrets: tuple[tuple[str, str], ...] = ()
 

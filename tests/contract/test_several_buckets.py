@@ -12,7 +12,7 @@ import pytest
 from quota.budget import MAX_CHARGES, Budget
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
-from quota.deciding.allowance import Allowance
+from quota.decision import Allowance
 from quota.errors import LedgerError, UnknownCharge, UsageError
 from quota.ledger.factory import open_ledger
 from quota.ledger.log import Log

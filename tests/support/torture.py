@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quota.budget import Budget
-from quota.deciding.allowance import Allowance
 from quota.deciding.history import entries
 from quota.deciding.project import Project
+from quota.decision import Allowance
 from quota.errors import LedgerError, UnknownCharge
 from quota.journal.journal import Journal
 from quota.ledger.factory import Identity, open_ledger

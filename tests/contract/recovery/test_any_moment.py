@@ -15,10 +15,9 @@ from functools import partial
 import pytest
 
 from quota.deciding import losses
-from quota.deciding.allowance import Allowance
 from quota.deciding.history import entries
 from quota.deciding.project import Project
-from quota.decision import Decision
+from quota.decision import Allowance, Decision
 from quota.errors import LedgerError
 from quota.ledger import state
 from quota.ledger.log import LEASE_MS

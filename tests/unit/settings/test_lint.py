@@ -16,12 +16,12 @@ import redis
 import quota
 from quota.cli.doctor import ask_ledger
 from quota.common.findings import file_system
+from quota.decision import Allowance
 from quota.errors import ConfigError
 from quota.jobs.store.store import Store
 from quota.session import Session
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
-from quota.settings.model import Unavailable
 from quota.terms.limits import DAY_MS
 from support.servers import RedisServer
 from support.users import not_root
@@ -437,7 +437,7 @@ def test_a_written_quota_without_headroom_leaves_nothing_for_the_allowance(tmp_p
     with pytest.raises(ConfigError, match="a limit leaves nothing unspent, so no allowance fits; give it headroom"):
         findings(tmp_path, share)
     share = share.replace("quota = 400", "quota = 400\nheadroom = 20")
-    assert load_settings(_written(tmp_path, share)).ledger.unavailable == Unavailable(1, 2, 2)
+    assert load_settings(_written(tmp_path, share)).ledger.unavailable == Allowance(1, 2, 2)
 
 
 def test_the_gap_of_units_is_to_the_quota_of_no_longer_window(tmp_path: Path) -> None:

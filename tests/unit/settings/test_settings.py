@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import quota
+from quota.decision import Allowance
 from quota.errors import ConfigError, UsageError
 from quota.jobs import fetches
 from quota.settings.load import find_config, load_settings, settings_of
-from quota.settings.model import BUILT_IN_FETCHES, Unavailable
+from quota.settings.model import BUILT_IN_FETCHES
 from quota.settings.references import read_key
 from quota.settings.tables import CREDENTIAL, JOB, LIMIT, OPTIONS, ROOT
 from quota.settings.toml import TomlTable
@@ -87,7 +88,7 @@ def test_load_settings_reads_a_full_configuration_behind_a_byte_order_mark(write
     settings = load_settings(write(b"\xef\xbb\xbf" + FULL.encode()))
     assert settings.path == tmp_path / "quota.toml"
     assert settings.ledger.url == "redis://127.0.0.1:6379/0"
-    assert settings.ledger.unavailable == Unavailable(max_cost_units=1, allowance_units=50, machines=2)
+    assert settings.ledger.unavailable == Allowance(max_cost_units=1, allowance_units=50, machines=2)
     main = settings.credentials["main"]
     assert (main.name, main.api, main.project, main.key_ref) == (
         "main",
@@ -205,7 +206,7 @@ def test_the_name_or_the_path_identifies_the_ledger(
     behind_a_link = f"{tmp_path}/away/../quota.toml"  # conf.d/quota.toml, whatever it looks like
     assert load_settings(behind_a_link).ledger.identity == behind_a_link
     named = write(FULL.replace("[ledger]\n", '[ledger]\nname = "production"\n'), "named.toml")
-    assert load_settings(named).ledger[2:4] == ("production", "name production")
+    assert load_settings(named).ledger.identity == "name production"
     readable, writable = os.pipe()
     os.write(writable, path.read_bytes())
     os.close(writable)
