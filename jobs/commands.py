@@ -15,7 +15,7 @@ from typing import Any, Literal
 import click
 
 import quota
-from quota.cli.options import PATH, Listen, duration_ms, listen_option, shared
+from quota.cli.options import PATH, Listen, Options, duration_ms, listen_option, shared
 from quota.cli.output import announce, log_to_stderr, now_and_then, print_as, print_parts, say, temporary_folder
 from quota.common.text import many, number_in, show
 from quota.jobs.interruption import interruptible
@@ -32,7 +32,7 @@ FROM: dict[str, Literal["next"] | None] = {"now": None, "empty": "next"}
 
 @click.command("schedule")
 @click.option("--crontab", "prints", is_flag=True, help="Print crontab lines that run the jobs, and nothing else.")
-@shared("textfile", "config")
+@shared(Options.textfile, Options.config)
 def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
@@ -66,7 +66,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     help="Look N whole days ahead in upstream's zone, after the rest of today.  [default: 7, more for longer windows]",
 )
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def plan(days: int | None, begin: str, form: str, config: str | None) -> int:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
@@ -111,7 +111,7 @@ def plan(days: int | None, begin: str, form: str, config: str | None) -> int:
 @listen_option(API_LISTENS)
 @click.option("--hostname", "names", multiple=True, metavar="NAME", help="A name for this server; may be repeated.")
 @click.option("--unlimited", is_flag=True, help="Serve other machines without a rule.")
-@shared("config")
+@shared(Options.config)
 def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
     """Serve the local store as an HTTP API: rankings, search and channels, with upstream's field names.
 
@@ -218,7 +218,7 @@ def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
     metavar="N",
     help="Enforce a limit of N units a day.",
 )
-@shared("format")
+@shared(Options.format)
 def demo(keep: str | None, units: int, form: str) -> int:
     """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 import quota
-from quota.cli.options import FETCHED_SINCE, PATH, Group, list_options, shared, since_ms_of
+from quota.cli.options import FETCHED_SINCE, PATH, Group, Options, list_options, shared, since_ms_of
 from quota.cli.output import confirmed, json_text, print_as, print_parts, say, unwound
 from quota.common.clock import host_clock, stamp
 from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
@@ -45,7 +45,7 @@ MAX_WHY = 60
 
 @click.command("runs")
 @list_options(since="7d", limit=50, most=10_000)
-@shared("format-of-rows", "config")
+@shared(Options.format_of_rows, Options.config)
 def runs(job: str | None, since: str, limit: int, form: str, config: str | None) -> None:
     """Show the past runs of this machine: how each ended, and why.
 
@@ -143,7 +143,7 @@ def _why(run: Run, most: int) -> str:
 @click.argument("words", nargs=-1, required=True)
 @click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
 @list_options(since=None, what=FETCHED_SINCE, limit=20, most=1_000)
-@shared("format-of-rows", "config")
+@shared(Options.format_of_rows, Options.config)
 def search(
     words: tuple[str, ...],
     region: str | None,
@@ -202,7 +202,7 @@ def _video_line(video: SearchResult) -> str:
 
 @click.command("tables", short_help="List the tables that your own jobs fill.")
 @click.option("--views", is_flag=True, help="Make a view of each table in the store.")
-@shared("format-of-rows", "config")
+@shared(Options.format_of_rows, Options.config)
 def tables(views: bool, form: str, config: str | None) -> None:
     """List the tables that your jobs fill: how many rows each has, and which fields.
 
@@ -234,9 +234,9 @@ def tables(views: bool, form: str, config: str | None) -> None:
 @click.argument("table")
 @list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
 @click.option("--region", metavar="R", help="Only this region.")
-@shared("format-of-records")
+@shared(Options.format_of_records)
 @click.option("--output", metavar="FILE", type=PATH, help="Write to this file instead of stdout, all or nothing.")
-@shared("config")
+@shared(Options.config)
 def export(
     *,
     table: str,
@@ -341,7 +341,7 @@ def place() -> None:
 
 
 @place.command("list")
-@shared("only-job", "format-of-rows", "config")
+@shared(Options.only_job, Options.format_of_rows, Options.config)
 def list_(job: str | None, form: str, config: str | None) -> None:
     """List where each region of each job stands.
 
@@ -364,7 +364,7 @@ def list_(job: str | None, form: str, config: str | None) -> None:
 @place.command("show")
 @click.argument("job")
 @click.argument("region", required=False)
-@shared("format-of-rows", "config")
+@shared(Options.format_of_rows, Options.config)
 def show_(job: str, region: str | None, form: str, config: str | None) -> None:
     """Show where one job stands, with the next page's cursor.
 
@@ -379,7 +379,7 @@ def show_(job: str, region: str | None, form: str, config: str | None) -> None:
 @place.command("reset")
 @click.argument("job")
 @click.argument("region", required=False)
-@shared("dry-run", "yes", "config")
+@shared(Options.dry_run, Options.yes, Options.config)
 def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | None) -> int:
     """Reset a job, or one of its regions, to its first page.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from quota.cli.options import shared
+from quota.cli.options import Options, shared
 from quota.cli.output import fail, log_to_stderr, naming_allowances, print_json, say, unprinted
 from quota.common.text import printable, show
 from quota.errors import ConfigError, LedgerError, QuotaError, Refused
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} if the budget stops the run.")
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
 @click.option("--dry-run", is_flag=True, help="Show what it would cost and how much fits now. Sends nothing.")
-@shared("clock")
+@shared(Options.clock)
 @click.option("--quiet", is_flag=True, help="Print only failures and warnings.")
-@shared("textfile", "format", "config")
+@shared(Options.textfile, Options.format, Options.config)
 def run(
     *,
     job: str | None,

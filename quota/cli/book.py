@@ -17,7 +17,7 @@ import click
 
 import quota
 from quota.cli.drafts import draft, read_answer
-from quota.cli.options import PATH, Group, apart, shared
+from quota.cli.options import PATH, Group, Options, apart, shared
 from quota.cli.output import fail_each, print_as, say
 from quota.common.clock import NEVER, host_clock, moment
 from quota.common.redact import redact
@@ -38,7 +38,7 @@ NAMED = "NAME|FILE"
 
 @click.command()
 @click.argument("method", required=False)
-@shared("credential-of-book", "format-of-rows", "config")
+@shared(Options.credential_of_book, Options.format_of_rows, Options.config)
 def costs(method: str | None, credential: str | None, form: str, config: str | None) -> None:
     """Show the cost of each API method, or of METHOD alone.
 
@@ -72,7 +72,7 @@ def book() -> None:
 
 
 @book.command("list")
-@shared("format-of-rows")
+@shared(Options.format_of_rows)
 def list_(form: str) -> None:
     """List the shipped cost books: their buckets, windows and age.
 
@@ -95,7 +95,7 @@ def list_(form: str) -> None:
 @book.command("show")
 @click.argument("name", metavar=NAMED, type=PATH)
 @click.argument("method", required=False)
-@shared("format-of-rows")
+@shared(Options.format_of_rows)
 def show_(name: str, method: str | None, form: str) -> None:
     """Show the price of each method in a cost book, or of METHOD alone.
 
@@ -136,7 +136,7 @@ def check(file: str) -> int:
 @click.argument("request_", metavar="REQUEST")
 @click.option("--answer", metavar="FILE", type=click.Path(), help="Also show what this recorded answer means.")
 @click.option("--book", "name", metavar=NAMED, type=PATH, help="This cost book, instead of a credential's.")
-@shared("credential-of-book", "format", "config")
+@shared(Options.credential_of_book, Options.format, Options.config)
 def try_(
     request_: str, answer: str | None, name: str | None, credential: str | None, form: str, config: str | None
 ) -> None:
@@ -168,7 +168,7 @@ def try_(
 @book.command("diff")
 @click.argument("old", metavar="OLD", type=PATH)
 @click.argument("new", metavar="NEW", type=PATH)
-@shared("format")
+@shared(Options.format)
 def diff(old: str, new: str, form: str) -> None:
     """Show how two cost books differ.
 

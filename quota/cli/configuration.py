@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quota.cli.options import PATH, apart, shared
+from quota.cli.options import PATH, Options, apart, shared
 from quota.cli.output import fail_each, print_as, print_parts, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
@@ -81,7 +81,7 @@ def init(path: str, force: bool, api: str | None, full: bool) -> None:
 @click.command("check")
 @click.option("--schema", is_flag=True, help="Only print the JSON Schema of a configuration.")
 @click.option("--show", is_flag=True, help="Only print each value in force, and its source.")
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def check_(schema: bool, show: bool, form: str, config: str | None) -> int:
     """Check the configuration for errors and surprises. Exit with 78 on an error.
 
@@ -169,7 +169,7 @@ def _tell(source: str, findings: Sequence[Finding], form: str, shown: Callable[[
 @click.option("--notify", is_flag=True, help="Also send a test event through [notify].")
 @click.option("--acl", is_flag=True, help="Only print the rights that a Redis user needs.")
 @click.option("--project", "projects", metavar="P", multiple=True, help="With --acl: only the rights for this project.")
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], form: str, config: str | None) -> int:
     """Examine the ledger, this machine and the keys. Exit with 1 on an error.
 

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
-from quota.cli.options import PATH, call_options, shared
+from quota.cli.options import PATH, Options, call_options, shared
 from quota.cli.output import fail, opened, print_as, print_parts, say, temporary_folder, unprinted
 from quota.common.files import read_named
 from quota.common.text import listed, many, number_in, show
@@ -35,7 +35,7 @@ MAX_FILE_BYTES = 65_536
 @click.command()
 @click.option("--file", metavar="CALLS", type=PATH, help="Charge the calls in this file together; `-` is stdin.")
 @partial(call_options, method="[METHOD | --file CALLS]", required=False)
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def charge(file: str | None, method: str | None, units: int | None, **call: Any) -> int:
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
@@ -62,7 +62,7 @@ def charge(file: str | None, method: str | None, units: int | None, **call: Any)
 
 @click.command()
 @call_options
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def peek(**call: Any) -> int:
     """Show what `quota charge` would decide now, and charge nothing.
 
@@ -113,7 +113,7 @@ def _show(decisions: Sequence[Decision], form: str, data: object, stands: str) -
 
 @click.command()
 @click.argument("charge_id", metavar="ID")
-@shared("credential", "config")
+@shared(Options.credential, Options.config)
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
     """Give back the charge for a request that was never sent.
 
@@ -130,7 +130,7 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 @click.command(context_settings={"ignore_unknown_options": True})  # -3 is a number, and is refused as one
 @click.argument("charge_id", metavar="ID")
 @click.argument("units", type=int)
-@shared("credential", "config")
+@shared(Options.credential, Options.config)
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
     """Set the real cost of a charge, in units. You may repeat it.
 
@@ -255,7 +255,7 @@ class BeforeCommand(click.Command):
 @click.option("--auto", is_flag=True, help="Charge each HTTP request of a Python program, instead of METHOD.")
 @click.option("--summary", is_flag=True, help="With --auto: print at the end what the run spent.")
 @partial(call_options, method="[METHOD | --auto]", required=False)
-@shared("config")
+@shared(Options.config)
 def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], config: str | None, **call: Any) -> int:
     """Charge METHOD, then run COMMAND.
 
@@ -423,7 +423,7 @@ BURSTS = (
 
 
 @click.command("prove", short_help="Show that a fixed window overspends at midnight.")
-@shared("format")
+@shared(Options.format)
 def prove(form: str) -> None:
     """Show that a fixed window can admit twice its limit, and a sliding window cannot.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from quota.cli.options import Group, limit_option, shared
+from quota.cli.options import Group, Options, limit_option, shared
 from quota.cli.output import print_as, print_parts, say, unwound
 from quota.common.clock import moment, rfc3339
 from quota.common.text import members, nearest, show
@@ -39,7 +39,7 @@ def inbound() -> None:
 
 
 @inbound.command(short_help="Show each rule and how its requests ended.")
-@shared("textfile", "format", "config")
+@shared(Options.textfile, Options.format, Options.config)
 def status(textfile: str | None, form: str, config: str | None) -> None:
     """Show each rule, how its requests ended, and how many identities it counts.
 
@@ -67,7 +67,7 @@ def status(textfile: str | None, form: str, config: str | None) -> None:
 @inbound.command(short_help="Show a rule's most frequent clients, by hashed identity.")
 @click.argument("rule")
 @limit_option(default=10, most=1_000)
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def top(rule: str, limit: int, form: str, config: str | None) -> None:
     """Show the heaviest users of a rule, by hashed identities.
 
@@ -96,7 +96,7 @@ def top(rule: str, limit: int, form: str, config: str | None) -> None:
 
 
 @inbound.command(short_help="Change the salt of identity hashes (algorithms gcra, log).")
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def rotate(form: str, config: str | None) -> None:
     """Give the algorithms `gcra` and `log` a new salt for the hashes of identities, effective in one minute.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import quota
-from quota.cli.options import Group, apart, shared
+from quota.cli.options import Group, Options, apart, shared
 from quota.cli.output import can_ask, confirmed, naming_allowances, now_and_then, print_as, say, unwound
 from quota.common.clock import host_clock, rfc3339, stamp
 from quota.common.files import make_folder
@@ -44,7 +44,7 @@ def ledger() -> None:
 @click.argument("old")
 @click.argument("new")
 @click.option("--all", "all_projects", is_flag=True, help="Move every project in OLD, not only this configuration's.")
-@shared("dry-run", "yes", "format", "config")
+@shared(Options.dry_run, Options.yes, Options.format, Options.config)
 def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form: str, config: str | None) -> int:
     """Move the ledger at the url OLD to the url NEW, with its history.
 
@@ -179,9 +179,9 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 
 
 @ledger.command()
-@shared("dry-run")
+@shared(Options.dry_run)
 @click.option("--yes", is_flag=True, help="Do it without asking. Required without a terminal.")
-@shared("format", "config")
+@shared(Options.format, Options.config)
 def repair(dry_run: bool, yes: bool, form: str, config: str | None) -> int:
     """Redate charges that a wrong clock dated in the future.
 

@@ -4,7 +4,7 @@ grammar, and `tests/unit/cli/test_grammar.py` checks each command against it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -85,7 +85,7 @@ def list_options(
     """`--since DURATION`, `--limit N` and `--job J`. Without a default a list has all rows."""
 
     def decorate(command: F) -> F:
-        command = limit_option(limit, most)(shared("only-job")(command))
+        command = limit_option(limit, most)(shared(Options.only_job)(command))
         return click.option("--since", default=since, metavar="DURATION", show_default=True, help=what)(command)
 
     return decorate
@@ -140,46 +140,46 @@ def _folder(_ctx: click.Context, param: click.Parameter, value: str | None) -> s
     return value
 
 
-SHARED: Mapping[str, Callable[[Any], Any]] = {
-    "config": click.option(
+class Options:
+    """The options of several commands, each as people type it, some with what they mean here. A command without a
+    `--config` of its own takes the one before its name. CSV has a header and a line for each row. `records` are for an
+    export, which no person reads."""
+
+    config = click.option(
         "--config",
         metavar="FILE",
         type=PATH,
         callback=lambda ctx, _, own: ctx.find_root().params.get("config") if own is None else own,
         help="Configuration file  [default: $QUOTA_CONFIG, ./quota.toml, the user's]",
-    ),
-    "credential": click.option("--credential", metavar="C", help="The credential to use, if there are several."),
-    "credential-of-book": click.option("--credential", metavar="C", help="The cost book of this credential."),
-    "only-credential": click.option("--credential", metavar="C", help="Only this credential's project."),
-    "only-job": click.option("--job", metavar="J", help="Only this job."),
-    "dry-run": click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing."),
-    "yes": click.option("--yes", is_flag=True, help="Do it without asking."),
-    "clock": click.option(
+    )
+    credential = click.option("--credential", metavar="C", help="The credential to use, if there are several.")
+    credential_of_book = click.option("--credential", metavar="C", help="The cost book of this credential.")
+    only_credential = click.option("--credential", metavar="C", help="Only this credential's project.")
+    only_job = click.option("--job", metavar="J", help="Only this job.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+    yes = click.option("--yes", is_flag=True, help="Do it without asking.")
+    clock = click.option(
         "--clock", "at", metavar="TIME", help="Rehearse at TIME (+1d, or RFC 3339) on a copied ledger and store."
-    ),
-    "textfile": click.option(
+    )
+    textfile = click.option(
         "--textfile",
         metavar="DIR",
         type=PATH,
         callback=_folder,
         help="Write metrics into this folder, for node_exporter.",
-    ),
-    "format": _formats("text", "json"),
-    "format-of-rows": _formats("text", "json", "csv"),
-    "format-of-lines": _formats("text", "json", "csv", short=_A_ROW),
-    "format-of-records": _formats("json", "csv", short=_A_ROW),
-}
-"""The options of several commands, by name: as people type them, some with what they mean here. A command without a
-`--config` of its own takes the one before its name. CSV has a header and a line for each row. `records` are for an
-export, which no person reads."""
+    )
+    format = _formats("text", "json")
+    format_of_rows = _formats("text", "json", "csv")
+    format_of_lines = _formats("text", "json", "csv", short=_A_ROW)
+    format_of_records = _formats("json", "csv", short=_A_ROW)
 
 
-def shared(*names: str) -> Callable[[F], F]:
-    """The options with these names in SHARED, in this order."""
+def shared(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """These of `Options`, in this order."""
 
     def decorate(command: F) -> F:
-        for name in reversed(names):
-            command = SHARED[name](command)
+        for option in reversed(options):
+            command = option(command)
         return command
 
     return decorate
@@ -210,7 +210,7 @@ def call_options(command: Callable[..., Any], method: str = "METHOD", *, require
     for option in (
         click.option("--region", metavar="R", default="", help="The region of the call."),
         click.option("--job", metavar="J", default="", help="The job of the call. Its limits and `leave` apply."),
-        shared("credential"),
+        shared(Options.credential),
         click.option("--units", type=int, metavar="N", help="Cost in units, instead of the price in the cost book."),
         click.argument("method", metavar=method, required=required),
     ):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import quota
-from quota.cli.options import shared
+from quota.cli.options import Options, shared
 from quota.cli.output import fail, print_as, unprinted
 from quota.common.clock import moment, rfc3339, stamp
 from quota.common.text import many, members, spell
@@ -27,9 +27,9 @@ DRIFT_PERCENT = 5
 
 
 @click.command("reconcile")
-@shared("dry-run")
+@shared(Options.dry_run)
 @click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
-@shared("only-credential", "format", "config")
+@shared(Options.only_credential, Options.format, Options.config)
 def reconcile_(dry_run: bool, checks: bool, credential: str | None, form: str, config: str | None) -> int:
     """Raise our count to the provider's if that is higher.
 

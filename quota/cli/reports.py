@@ -12,7 +12,7 @@ import click
 
 import quota
 from quota.budget import Budget, project_of
-from quota.cli.options import apart, duration_ms, list_options, shared
+from quota.cli.options import Options, apart, duration_ms, list_options, shared
 from quota.cli.output import (
     fail,
     new_console,
@@ -66,7 +66,7 @@ T = TypeVar("T")
 @click.option(
     "--check", "checks", is_flag=True, help="Exit 75 if a credential admits no call, or none of its jobs could go on."
 )
-@shared("clock", "format", "config")
+@shared(Options.clock, Options.format, Options.config)
 def status(watch: bool, checks: bool, at: str | None, form: str, config: str | None) -> int:
     """Show whether calls are admitted and what each limit has left.
 
@@ -152,7 +152,7 @@ def _watch(session: Session, as_json: bool) -> None:
 @click.option("--by", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.  [default: method]")
 @list_options(since="24h", limit=None)
 @click.option("--bought", is_flag=True, help="Show what the units bought, by job and page number.")
-@shared("only-credential", "format-of-rows", "config")
+@shared(Options.only_credential, Options.format_of_rows, Options.config)
 def spend(
     *,
     by: str | None,
@@ -310,7 +310,7 @@ def _show_bought(since: str, since_ms: int, job: str | None, limit: int | None, 
 @list_options(since="24h", limit=None)
 @click.option("--method", metavar="M", help="Only calls of this API method.")
 @click.option("--refused", is_flag=True, help="Show refused calls instead: the last 100 of a project.")
-@shared("only-credential", "format-of-lines", "config")
+@shared(Options.only_credential, Options.format_of_lines, Options.config)
 def log(
     *,
     since: str,
@@ -466,7 +466,7 @@ def _refusals_table(refusals: Sequence[KeptRefusal]) -> Table:
 @click.command()
 @click.argument("charge_id", metavar="[ID]", required=False)
 @click.option("--last", is_flag=True, hidden=True)  # what it does without ID: other programs call it so
-@shared("only-job", "only-credential", "format", "config")
+@shared(Options.only_job, Options.only_credential, Options.format, Options.config)
 def explain(
     charge_id: str | None, last: bool, job: str | None, credential: str | None, form: str, config: str | None
 ) -> None:
@@ -513,7 +513,7 @@ def explain(
 @click.command()
 @click.argument("bucket")
 @click.option("--because", required=True, metavar="TEXT", help="Why upstream will admit calls again.")
-@shared("dry-run", "credential", "config")
+@shared(Options.dry_run, Options.credential, Options.config)
 def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, config: str | None) -> None:
     """Open a bucket that upstream reported as used up. Its limits still apply, and units used by others stay counted.
 

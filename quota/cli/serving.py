@@ -8,7 +8,7 @@ from functools import partial
 import click
 
 import quota
-from quota.cli.options import PATH, Listen, apart, listen_option, shared
+from quota.cli.options import PATH, Listen, Options, apart, listen_option, shared
 from quota.cli.output import announce, log_to_stderr
 from quota.common.hosts import is_loopback
 from quota.common.redact import register
@@ -19,7 +19,7 @@ DASHBOARD_LISTENS = Listen("127.0.0.1", 8770)
 
 @click.command("dashboard", short_help="Serve a page with limits, spending, freshness and runs.")
 @listen_option(DASHBOARD_LISTENS)
-@shared("config")
+@shared(Options.config)
 def dashboard(listen_at: Listen, config: str | None) -> None:
     """Serve a page: whether calls are admitted, what filled each limit, who spent how much, how fresh the store is.
 
@@ -56,7 +56,7 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
 @listen_option(PROXY_LISTENS, required=False)
 @click.option("--unix", metavar="PATH", type=PATH, help="Listen on this socket instead, for this user alone.")
 @click.option("--token", metavar="file:PATH", help="Callers must send the text of this file as Quota-Token.")
-@shared("config")
+@shared(Options.config)
 def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config: str | None) -> None:
     """Charge requests from any program, and pass them on to the APIs of the credentials.
 
