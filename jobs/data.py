@@ -15,13 +15,14 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 import quota
+from quota.budget import project_of
 from quota.cli.options import FETCHED_SINCE, PATH, Group, Options, list_options, shared, since_ms_of
 from quota.cli.output import confirmed, json_text, print_as, print_parts, say, unwound
 from quota.common.clock import host_clock, stamp
 from quota.common.text import csv_writer, listed, many, members, nearest, one_line, printable, shorten, show, spell
 from quota.jobs.progress import named
 from quota.jobs.tick import configured
-from quota.session import projects_of
+from quota.session import budgets_of
 from quota.terms.limits import MINUTE_MS
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ def _with_spending(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
     from quota.reports.spending import read_spending
 
     try:
-        projects = [session.project(settings.name) for settings in projects_of(session).values()]
-        rows = read_spending(projects, ["run"], began_ms - MINUTE_MS).rows
+        rows = read_spending(map(project_of, budgets_of(session)), ["run"], began_ms - MINUTE_MS).rows
     except (quota.LedgerError, quota.ConfigError) as error:
         say(f"the units of runs without an end are not known: {error}", err=True)
         return past_runs

@@ -229,10 +229,9 @@ def ask_ledger(session: Session) -> list[Finding]:
 def examine(session: Session, *, call: bool = False, notify: bool = False) -> list[Finding]:
     """All findings about a session, errors first. With `call`, each credential makes one cheap call; with `notify`, a
     test event is sent."""
-    credentials = {c.project: c for c in session.settings.credentials.values()}.values()
     findings = [*_configuration(session)]
-    if credentials:  # inbound limits alone need none
-        findings += _ledger(session, [credential.name for credential in credentials])
+    if session.settings.credentials:  # inbound limits alone need none
+        findings += _ledger(session, [credential.name for credential in projects_of(session).values()])
     for credential in session.settings.credentials.values():
         findings += _key(session, credential, call=call)
     for book in _books(session):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from quota.common.clock import host_clock
-from quota.common.text import number_in, show
+from quota.common.text import nearest, number_in, show
 from quota.errors import UsageError
 from quota.terms.limits import parse_duration
 
@@ -34,10 +34,8 @@ class Group(click.Group):
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"`{ctx.command_path} --help` lists the commands"
+            near = nearest(args[0], self.list_commands(ctx))
+            hint = near if near.endswith("?") else f"`{ctx.command_path} --help` lists the commands"
             raise click.UsageError(f"no such command {show(args[0])}; {hint}", ctx) from None
         if command is not None:
             config = None if ctx.resilient_parsing else ctx.find_root().params.get("config")
