@@ -64,7 +64,7 @@ class Fence:
             if not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms):
                 if self.take_at(beginning):
                     return
-            elif elapsed_s() > ends_s:
+            if elapsed_s() > ends_s:
                 raise self.overtaken()
             time.sleep(LOOK_AGAIN_S)
 

@@ -545,6 +545,9 @@ def test_a_mover_waits_for_another_fence_and_then_says_so(pair: Pair, monkeypatc
     assert not is_fence(pair.new.begin(P).epoch), "the other fence is given back"
     pair.clock.now_ms += LEASE_MS
     assert move(pair.old, pair.new).kind == "move"
+    monkeypatch.setattr(pair.new, "fence", lambda project, epoch, *_: (False, epoch))  # others are quicker each time
+    with pytest.raises(FenceLostError):
+        move(pair.new, pair.old)
 
 
 @in_files
