@@ -73,6 +73,7 @@ class _Session(SignedSession):
         reads = resp.request.method in ("GET", "HEAD", "OPTIONS") or resp.status_code == 303
         if not reads or resp.status_code == 308 or not resp.is_redirect:
             return None
+        resp.close()
         target = resp.headers["location"].encode("latin-1").decode("utf-8", "replace").strip()
         # Only a path is joined to the address: `urljoin` would mend an address without a host.
         address = target
@@ -84,7 +85,6 @@ class _Session(SignedSession):
         if not is_http_address(address) or not address.isprintable() or " " in address:
             why = f"upstream redirects to {show(redact(address))}, which is no http address"
             raise BadAnswer(f"{why}; check endpoint and proxies")
-        resp.close()
         return target
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
