@@ -12,7 +12,7 @@ import pytest
 from fuzz.house import damage_file, damage_rows, furnish, unlink
 from fuzz.inputs import PARTS, Input, every
 from fuzz.readings import CREDENTIAL, NOW_MS, check_all, check_decisions, opened
-from quota.deciding import losses
+from quota.deciding import losses, outlook
 from quota.journal.journal import FOLDER
 from quota.ledger import state
 from quota.settings.load import load_settings
@@ -64,6 +64,7 @@ def read(name: str) -> dict[str, bytes]:
 def files(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     monkeypatch.setattr(losses, "WAIT_S", 0.02)  # a damaged epoch may read as a fence
     monkeypatch.setattr(state, "FENCED_WITHIN_S", 0.02)
+    monkeypatch.setattr(outlook, "LOOK_WITHIN_S", 1.0)  # a damaged index may lack the newest entry each time
     return Files()
 
 
