@@ -61,9 +61,9 @@ class Fence:
             epoch = beginning.epoch
             if is_fence(epoch) and self.token in epoch:
                 raise QuotaError(f"{place(self.log, self.project)} is behind both urls: nothing was changed")
-            if not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms):
-                if self.take_at(beginning):
-                    return
+            is_free = not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms)
+            if is_free and self.take_at(beginning):
+                return
             if elapsed_s() > ends_s:
                 raise self.overtaken()
             time.sleep(LOOK_AGAIN_S)
