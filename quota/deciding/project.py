@@ -191,7 +191,8 @@ class Project(OfOneProcess):
         reading.take(Mark(request.epoch, request.seen), epoch, entries)
         self._warn_of_refused(unseen)
         if entries:  # also of another log than this process reads: the journal is compared with it
-            noted = self._note(epoch, unseen, own)
+            noted = START if self.journal is None else self.journal.newest(epoch)
+            self._note(epoch, unseen, own)
             is_lacking = request.seen < noted <= entries[-1].id and all(entry.id != noted for entry in entries)
             if is_lacking and self.journal is not None:  # it was noted, and lost, while the request was on its way
                 self.journal.doubt(epoch, noted)
@@ -214,14 +215,14 @@ class Project(OfOneProcess):
             self._refused.clear()
         self._refused[charges[0].key] = method, charges
 
-    def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> Id:
+    def _note(self, epoch: str, entries: Sequence[Entry], own: Sequence[Entry] = ()) -> None:
         """Note in the journal the entries of others and this process's `own`, also those whose answer was lost. Other
-        processes of this machine note their own. Returns the newest that any of them had noted."""
-        if self.journal is None:
-            return START
-        is_ours, pending = self.keys.is_of_this_machine, self.reading.pending
-        seen = [*[entry for entry in entries if not is_ours(entry.key) or entry.key in pending], *own]
-        return self.journal.write(epoch, seen) if seen else self.journal.newest(epoch)
+        processes of this machine note their own."""
+        if self.journal is not None:
+            is_ours, pending = self.keys.is_of_this_machine, self.reading.pending
+            seen = [*[entry for entry in entries if not is_ours(entry.key) or entry.key in pending], *own]
+            if seen:
+                self.journal.write(epoch, seen)
 
     def read_on(self) -> None:
         """Read all new entries of the log. Raises LedgerError and BehindError."""

@@ -61,6 +61,9 @@ MAX_LATE = 100
 TAIL_BYTES = 2**14
 """How much of a new file a process reads at its end. The note after a long batch has the newest entry."""
 
+FEW_LINES = 20
+"""The longest batch that leaves room in the tail for the lines of other processes."""
+
 SEARCH_BYTES = 2**20
 """How far back a process looks for the newest entry of an epoch that is not the last."""
 
@@ -147,34 +150,30 @@ class Journal(OfOneProcess):
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
-    def write(self, epoch: str, entries: Sequence[Entry]) -> Id:
-        """Note entries of the log of this epoch, without entries that this process has noted lately. Returns the
-        `newest` before."""
+    def write(self, epoch: str, entries: Sequence[Entry]) -> None:
+        """Note entries of the log of this epoch, without entries that this process has noted lately. The caller must
+        have asked for the `newest` before."""
         with self._lock:
-            if epoch not in self._confirmed:
-                self.newest(epoch)
             if epoch != self._recent_epoch:
                 self._recent_epoch, self._recent = epoch, {}
             recent = self._recent
             news = [entry for entry in entries if entry.key not in recent and entry.kind != "unreadable"]
             if not news:
-                return self.newest(epoch)
+                return
             newest = news[0].id if len(news) == 1 else max(entry.id for entry in news)
             self._noted.add(epoch)
             self._store(epoch, news, newest)
-            before = self._newest.get(epoch, START)
             self._note_newest(epoch, newest)
             if len(recent) > MAX_RECENT:
                 recent.clear()
             for entry in news:
                 recent[entry.key] = None
-            return before
 
     def newest(self, epoch: str) -> Id:
         """The newest entry of this epoch that any process of this machine has noted; START if there is none."""
 
         def look(files: DayFiles) -> None:
-            self._follow(*files.growing())
+            self._follow(files)
             if epoch not in self._confirmed:
                 self._search_back(files, epoch)
 
@@ -349,8 +348,13 @@ class Journal(OfOneProcess):
                 self._memory.clear()
             named = files.name
             lines = [record_line(epoch, entry.id, packed(entry)) for entry in news]
-            self._append(files, lines, newest)
             # A new process reads no further back than a long batch, so it ends with the newest.
+            is_long = len(lines) > FEW_LINES
+            if is_long:
+                self._follow(files)
+            self._append(files, lines, newest)
+            if is_long:
+                self._follow(files)
             if self._newest.get(epoch, START) > newest:
                 self._append(files, [record_line(epoch, self._newest[epoch])], newest)
             if files.name != named:
@@ -363,8 +367,7 @@ class Journal(OfOneProcess):
         data = b"\n%b\n" % b"\n".join(lines)
         file, end = files.append(data, newest[0])
         start = end - len(data)
-        self._follow(file, start)
-        if self._followed == (file, start, start):  # otherwise another process was killed in the middle of a line
+        if self._followed == (file, start, start):  # otherwise another process has written too
             self._followed = (file, end, end)
         self.trouble = ""
 
@@ -381,7 +384,6 @@ class Journal(OfOneProcess):
                 raise
 
     def _note_newest(self, epoch: str, entry_id: Id) -> None:
-        self._confirmed.add(epoch)
         newest = self._newest.get(epoch, START)
         if entry_id < newest:
             self._late = (epoch, (*self.late(epoch), entry_id)[-MAX_LATE:])
@@ -390,9 +392,9 @@ class Journal(OfOneProcess):
             if len(self._newest) > _MAX_EPOCHS:
                 del self._newest[next(iter(self._newest))]
 
-    def _follow(self, file: Opened | None, size: int) -> None:
-        """Read the new lines of other processes, up to a size of the file that grows. If it is new to this process,
-        reads only its end."""
+    def _follow(self, files: DayFiles) -> None:
+        """Read the new lines of other processes. If the file is new to this process, reads only its end."""
+        file, size = files.growing()
         before, at, looked = self._followed
         if file is None or (file is before and size == looked):
             return
@@ -404,6 +406,7 @@ class Journal(OfOneProcess):
         whole, newline, _ = os.pread(file.fd, size - at, at).rpartition(b"\n")
         for record in filter(None, map(read_record, whole.split(b"\n"))):
             self._note_newest(record.epoch, record.id)
+            self._confirmed.add(record.epoch)
             self._noted.add(record.epoch)
         self._followed = (file, at + len(whole) + len(newline), size)
 
@@ -415,6 +418,7 @@ class Journal(OfOneProcess):
             left -= end - start
             for record in files.records(name, start, end):
                 self._note_newest(record.epoch, record.id)
+                self._confirmed.add(record.epoch)
             if epoch in self._confirmed or left <= 0:
                 break
         self._confirmed.add(epoch)

@@ -52,6 +52,9 @@ def test_the_newest_is_that_of_all_processes_and_of_the_epoch(tmp_path: Path) ->
     assert mine.newest("e") == others.newest("e") == journal(tmp_path).newest("e") == (NOW_MS, 299)
     mine.proved("e", [(NOW_MS, 100)])
     assert mine.late("e") == ((NOW_MS, 200),)
+    others.write("e", [entry(seq=300)])
+    mine.write("e", [entry(seq=301)])
+    assert (mine.newest("e"), mine.late("e")[1:]) == ((NOW_MS, 301), ((NOW_MS, 300),)), "it may be in a lost log"
 
 
 def test_the_newest_stands_at_the_end_also_behind_what_was_read_late(tmp_path: Path) -> None:
