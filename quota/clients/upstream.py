@@ -235,7 +235,8 @@ class Google:
 
     @property
     def _routes(self) -> Routes | None:
-        return routes_of(self.book.api, self.book.version, self.book.base_path)
+        book = self.book  # another vendor's API may be called `chat`, too
+        return routes_of(book.api, book.version, book.base_path) if book.googles else None
 
     def reads_body(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether `read` needs the body of this answer."""

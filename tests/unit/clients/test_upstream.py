@@ -585,6 +585,7 @@ def test_a_batch_is_recognised_in_every_spelling_of_its_path(book: str, path: st
     with pytest.raises(UsageError, match=r"^a batch holds several calls; send it with q\.google\(\)"):
         upstream_of(load_book(book)).method("POST", f"https://youtube.googleapis.com{path}")
     assert upstream_of(load_book(book)).method("POST", "https://youtube.googleapis.com/batches") is None
+    assert upstream_of(a_book()._replace(name="chat-v1", api="chat")).method("POST", f"https://x.example{path}") is None
 
 
 def test_an_upload_that_may_be_new_is_charged() -> None:
@@ -596,5 +597,4 @@ def test_an_upload_that_may_be_new_is_charged() -> None:
     assert upstream.continues("PUT", f"{root}/captions?uploadType=resumable&upload_id=a")
     assert not upstream.continues("POST", f"{root}/videos?upload_id=a")
     for rest in ("videos?uploadType=resumable", "videos;x?upload_id=a", "captions?uploadType=multipart&upload_id=a"):
-        assert not upstream.continues("PUT", f"{root}/{rest}")
-    assert not upstream.continues("PUT", f"{root}/captions?uploadType=resumable&uploadType=media&upload_id=a")
+        assert not upstream.continues("PUT", f"{root}/{rest}&uploadType=resumable")
