@@ -106,8 +106,11 @@ def evidence_of(level: Level, book: CostBook, limits: Sequence[Limit], charged_m
     whole = tuple(whole_limits(limits, bucket.name, book))
     window = _window(level, bucket, whole, now_ms)
     concerned = tuple([limit for limit in whole if as_long(limit.view.window.longest_ms, window.longest_ms)])
-    if isinstance(window, Sliding):  # a limit may say when upstream's day ends, which the book does not know
-        window = next((x.view.window for x in concerned if isinstance(x.view.window, Calendar)), window)
+    if isinstance(window, Sliding) and level.reset_ms is None:
+        # A limit may say when upstream's day ends, which neither the answer nor the book knows.
+        periods = [each.view.window for each in concerned if not each.shadow]
+        calendars = [period for period in periods if isinstance(period, Calendar)]
+        window = max(calendars, key=lambda calendar: calendar.edges(now_ms), default=window)  # the last to end
     since_ms, until_ms = 0, now_ms + window.longest_ms
     if isinstance(window, Calendar):
         since_ms, until_ms = window.edges(now_ms)

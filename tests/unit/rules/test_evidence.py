@@ -101,11 +101,12 @@ def test_whole_limits_finds_limits_that_count_a_whole_bucket() -> None:
     assert list(whole_limits([every, both, *others], "core", BOOK)) == [every, both]
     evidence = evidence_of(Level("core", 5, 1_000), BOOK, [every, both, *others], NOW, NOW)
     assert evidence is not None
-    assert evidence.limits == (every, both)
-    assert evidence.alone == (), "each of them counts another bucket, too"
+    assert (evidence.limits, evidence.alone) == ((every, both), ()), "each of them counts another bucket, too"
     assert [evidence.stands(NOW, NOW + ms) for ms in (36_000, 36_001)] == [True, False], "in an hour that slides"
     assert evidence._replace(since_ms=MIDNIGHT).stands(NOW, NOW + HOUR_MS)
-    by_clock = replace(every, view=View(Selector(), Calendar("hour", "UTC")))
-    evidence = evidence_of(Level("core", 0, 1_000), BOOK, [every, by_clock], NOW + HOUR_MS // 2, NOW + HOUR_MS // 2)
-    assert evidence is not None
-    assert evidence.until_ms == NOW + HOUR_MS, "a limit knows when upstream's hour ends"
+    hour, half = (replace(every, view=View(Selector(), Calendar("hour", zone))) for zone in ("UTC", "Asia/Kolkata"))
+    now_ms, trial = NOW + 45 * MINUTE_MS, replace(hour, shadow=True)
+    # A limit knows when upstream's hour ends: of several, the last. A trial changes nothing, a named reset counts.
+    cases = ([hour, half], None), ([trial], None), ([hour], NOW + 80 * MINUTE_MS)
+    heard = [evidence_of(Level("core", 0, 1_000, ms), BOOK, [every, *more], now_ms, now_ms) for more, ms in cases]
+    assert [each and (each.until_ms - NOW) // MINUTE_MS for each in heard] == [90, 105, 80]
