@@ -355,7 +355,7 @@ class Described(Google):
         empty = [state for state in states if state.is_empty and not state.is_over(answer.at_ms)]
         if rule is not None:
             named = states[0].bucket if states and states[0].named else ""
-            charged, used_up = buckets_of(method, self.book), {state.bucket for state in empty}
+            charged, used_up = buckets_of(method, self.book), {state.bucket for state in states if state.is_empty}
             bucket = rule.bucket or next((name for name in charged if name in used_up), named or charged[0])
         elif answer.status in (403, 429) and empty:
             bucket = empty[0].bucket

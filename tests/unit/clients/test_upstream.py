@@ -407,7 +407,7 @@ def test_an_empty_pool_closes_by_itself_only_where_the_call_was_refused() -> Non
     assert github(403).levels == (), "the closing says it already"
     two = '"two" = [{ bucket = "core", units = 1 }, { bucket = "points", units = 1 }]'
     levels = "levels = [{ bucket = 'core', remaining = 'x-core' }, { bucket = 'points', remaining = 'x-points' }]"
-    for headers in {"x-core": "9", "x-points": "0"}, {"RateLimit": '"core";r=9, "points";r=0'}:
+    for headers in {"x-core": "9", "x-points": "0"}, {"RateLimit": '"core";r=9, "points";r=0;t=0'}:
         book = a_book("closed = [{ status = 429 }]\n" + levels * ("x-core" in headers), methods=two)
         closes = [read(book, 429, headers, method=name).closes for name in ("two", "repos.get")]
         assert [bucket for ((bucket, *_),) in closes] == ["points", "core"], "of the call, the one that is used up"
