@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from quota.clients.upstream import Meaning, upstream_of
+from quota.clients.upstream import Google, Meaning, upstream_of
 from quota.common.clock import NEVER
 from quota.terms.api import Hosts
 from quota.terms.costs import CostBook
@@ -69,6 +69,8 @@ def _requests(book: CostBook, requests: list[dict[str, Any]]) -> Iterator[str]:
             method = upstream_of(book).method(verb, url)
             if method != row["method"]:
                 yield f"{label}: {method}, not {row['method']}"
+            if method is not None and book.canonical(Google(book).method(verb, url) or method) != method:
+                yield f"{label}: q.google() does not call it {method}"
         if method is None:
             price = book.default_price(row["request"].partition(" ")[0])
         elif method in book.methods:
