@@ -388,12 +388,12 @@ class Described(Google):
         resets = sorted(state.reset_ms for state in named if state.reset_ms is not None)
         times = [answer.retry_at_ms, *(resets if empty else resets[:1])]  # of unknown cause: the first window to end
         until_ms = max((time for time in times if time is not None), default=None)
-        if lasts is not None and (until_ms is None or until_ms <= answer.at_ms):
+        shorter_ms = self._shorter_end_ms(empty, answer.at_ms)
+        if lasts is not None and (until_ms or 0) <= answer.at_ms:
             own_ms = answer.at_ms + lasts if isinstance(lasts, int) else answer.lasts_until_ms(lasts)
-            if own_ms is not None:
-                until_ms = min(own_ms, self._shorter_end_ms(empty, answer.at_ms) or own_ms)
+            until_ms = min(filter(None, (own_ms, shorter_ms)), default=until_ms)
         if until_ms is None:
-            return self._shorter_end_ms(empty, answer.at_ms)
+            return shorter_ms
         latest_ms = max(self._latest_ms(answer, rule, bucket), answer.at_ms + LONG_MS)
         return min(max(until_ms, answer.at_ms + PAUSE_MS), latest_ms)
 
