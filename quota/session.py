@@ -246,8 +246,8 @@ class Session(OfOneProcess):
 
         It calls those hosts with the credential's `key`, in the place that the book names, or with the login in `auth`.
         No other host sees a secret. A refusal raises `quota.Refused`, an answer above `max_body_mb` raises
-        `quota.BadAnswer`. Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection. The
-        client works while this session is open.
+        `quota.BadAnswer`. Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection if
+        they send no long body. The client works while this session is open.
         """
         requests = _library("requests")
         from quota.clients.requests import SignedSession, requests_adapter

@@ -1,7 +1,8 @@
 """The time for an answer: its head, its body, and what a proxy says before. A silent connection has its own timeout.
 
-Watch             the limits of one client, and the deadline of each thread's request
-watch_each        watches over each attempt of a session of requests
+Watch               the limits of one client, and the deadline of each thread's request
+watch_each          watches over each attempt of a session of requests
+connect_within_s    how long a request may wait for a connection
 """
 
 from __future__ import annotations
@@ -23,8 +24,17 @@ from quota.errors import NoAnswer
 CONNECT_WITHIN_S = 10.0
 """How long each address of a host has to take a connection. A firewall may drop all packets."""
 
+SHORT_BODY_BYTES = 16_384
+"""A socket takes a body of this length at once."""
+
 POLL_S = 0.1
 """How often a waiting request checks its deadline."""
+
+
+def connect_within_s(body: object, silent_s: float) -> float:
+    """How long a request may wait for a connection. urllib3 sends its body, too, within that time."""
+    is_short = body is None or (isinstance(body, bytes | str) and len(body) <= SHORT_BODY_BYTES)
+    return min(CONNECT_WITHIN_S, silent_s) if is_short else silent_s
 
 
 class Watch(threading.local):

@@ -28,9 +28,9 @@ from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
 
 from quota.budget import Budget
-from quota.clients import deadline
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
+from quota.clients.deadline import connect_within_s
 from quota.clients.gate import HostGate, HostNames, MethodOf, at_once
 from quota.clients.metering import Meter
 from quota.clients.urllib3 import send
@@ -54,9 +54,9 @@ def requests_adapter(
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the budget, whose cost book names the `method` by its `routes`. The adapter spends at most `max_units` in all.
-    Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection. A body above `max_body_mb`, as
-    received or unpacked, raises quota.BadAnswer while the caller reads it. `caller` signs what leaves; the client's own
-    request stays unsigned.
+    Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection if they send no long body. A body
+    above `max_body_mb`, as received or unpacked, raises quota.BadAnswer while the caller reads it. `caller` signs what
+    leaves; the client's own request stays unsigned.
     """
     if "max_retries" in options:
         raise UsageError("max_retries: this adapter sends each request once; retry around the call, as with tenacity")
@@ -86,7 +86,7 @@ class MeteredAdapter(HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         if self._timeout_s is not None and kwargs.get("timeout") is None:
-            kwargs["timeout"] = min(deadline.CONNECT_WITHIN_S, self._timeout_s), self._timeout_s
+            kwargs["timeout"] = connect_within_s(request.body, self._timeout_s), self._timeout_s
         caller = self.caller
         if caller is None:
             response = super().send(request, *args, **kwargs)

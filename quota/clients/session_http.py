@@ -26,10 +26,9 @@ from googleapiclient.model import JsonModel
 from requests.exceptions import ChunkedEncodingError, ContentDecodingError, RequestException, TooManyRedirects
 from urllib3.exceptions import HTTPError, InvalidChunkLength
 
-from quota.clients import deadline
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
-from quota.clients.deadline import Watch
+from quota.clients.deadline import Watch, connect_within_s
 from quota.clients.requests import MeteredAdapter, SignedSession
 from quota.clients.urllib3 import NO_TUNNEL
 from quota.common.fork import start_here_and_in_child
@@ -64,7 +63,7 @@ class _Session(SignedSession):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         silent_s = self._http.timeout
-        options["timeout"] = min(deadline.CONNECT_WITHIN_S, silent_s, self._http.watch.left_s()), silent_s
+        options["timeout"] = min(connect_within_s(request.body, silent_s), self._http.watch.left_s()), silent_s
         return super().send(request, **options)
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:

@@ -217,6 +217,16 @@ def test_a_request_without_a_connection_is_not_charged(
     assert [entry.units for entry in charges_at(ledger)] == [0, 0, 0, 0, 0, 0]
 
 
+def test_a_long_body_has_more_time_than_a_connection(ledger: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "CONNECT_WITHIN_S", 0.1)
+    began_s = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as deaf, requests.Session() as session:
+        session.mount("http://", requests_adapter(make_budget(ledger), timeout_s=1))
+        with pytest.raises(requests.ConnectionError):
+            session.post(f"http://127.0.0.1:{deaf.getsockname()[1]}", data=bytes(1 << 25))
+    assert time.monotonic() - began_s >= 1
+
+
 def test_a_request_that_fails_before_its_first_byte_is_refunded(
     upstream: Emulator, ledger: Log, connect: Connect
 ) -> None:
