@@ -219,7 +219,7 @@ def job_health(session: Session) -> Iterator[Finding]:
                     regions = listed(dict.fromkeys(region for _, missing in late for region in missing))
                     last, number = late[0][0], many(len(late), "run")
                     message = f"{number} of the last day {how}, the last began at {stamp(last.began_ms)}"
-                    message += f": {last.why}" if last.why else ""
+                    message += f": {last.causes[0]}" if last.causes[0] else ""
                     message += f"; not fetched here since: {regions}" if regions else ""
                     yield warning(f"job {job.name}", message, remedy)
 

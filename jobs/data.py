@@ -133,9 +133,7 @@ def _why(run: Run, most: int) -> str:
         return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
     if run.ended_ms is None and not run.why:
         return "it runs, was killed, or stored no end"
-    errors = [region.error for region in run.regions if region.error]
-    why = shorten(printable(errors[0] if errors else run.why), most)
-    more = len(errors) - 1
+    why, more = shorten(printable(run.causes[0]), most), len(run.causes) - 1
     return f"{why} (and {many(more, 'more region')})" if more > 0 else why
 
 

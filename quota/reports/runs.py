@@ -59,6 +59,11 @@ class Run:
     ended_ms: int | None = None
     key: str = ""
 
+    @property
+    def causes(self) -> list[str]:
+        """The errors of its regions, or else why it ended."""
+        return [region.error for region in self.regions if region.error] or [self.why]
+
 
 class Bought(NamedTuple):
     """What the pages of one number of a job brought: `new` of their `items` were not in the store before. `units` count

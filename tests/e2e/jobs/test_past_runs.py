@@ -36,7 +36,7 @@ regions = ["US", "DE"]
 pages = 2
 [jobs.broken]
 fetch = "trending"
-regions = ["XX"]
+regions = ["XX", "YY"]
 pages = 1
 """
 
@@ -44,7 +44,7 @@ pages = 1
 @pytest.fixture
 def command(tmp_path: Path, upstream: Emulator) -> Quota:
     quota = Quota(tmp_path)
-    quota.configure(configuration(upstream.address, JOBS, units=5))
+    quota.configure(configuration(upstream.address, JOBS, units=6))
     (tmp_path / "key").write_text("a-key-for-runs")
     return quota
 
@@ -68,9 +68,9 @@ def test_a_run_that_spent_max_units_reports_it(command: Quota) -> None:
 def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
     reports = [command.json("run", "trending")]
     assert command("run", "broken").returncode == 1
-    assert "invalidRegionCode" in command("runs").stdout, "more than: 1 of 1 regions failed"
-    assert re.search("the last day failed, .*invalidRegionCode.*since: XX\n", command("doctor", COLUMNS="").stdout)
-    reports.append(command.json("run", "trending"))  # refused: 5 units are used
+    assert "invalidRegionCode" in command("runs").stdout, "more than: 2 of 2 regions failed"
+    assert re.search("the last day failed, .*invalidRegionCode.*since: XX, YY\n", command("doctor", COLUMNS="").stdout)
+    reports.append(command.json("run", "trending"))  # refused: 6 units are used
     refused, failed, done = runs(command)
     assert [each["outcome"] for each in (refused, failed, done)] == ["stopped", "failed", "done"]
     for kept, report in ((done, reports[0]), (refused, reports[1])):
@@ -82,9 +82,9 @@ def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
     assert (done["units"], done["exit_status"], done["refusal"]) == (4, 0, None)
     assert (failed["exit_status"], failed["regions"][0]["outcome"]) == (1, "failed")
     assert refused["project"] == "main"
-    assert "limit 'day' has 5 of 5 units used" in refused["why"]
+    assert "limit 'day' has 6 of 6 units used" in refused["why"]
     assert (refused["refusal"]["reason"], refused["refusal"]["refused_by"]) == ("limit", "day")
-    assert refused["refusal"]["limits"][0]["used_units"] == 5
+    assert refused["refusal"]["limits"][0]["used_units"] == 6
 
 
 def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
@@ -101,8 +101,8 @@ def test_runs_lists_runs_newest_first_and_by_job(command: Quota) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     for words in ("began", "outcome", "stopped", "failed", "2 of 2", "limit 'day'", runs(command)[0]["run"]):
         assert words in shown.stdout
-    command.configure((command.folder / "quota.toml").read_text(encoding="utf-8").replace('["XX"]', '["DE"]'))
-    assert "0 of 1: XX" in command("runs", COLUMNS="").stdout, "the job no longer has that region"
+    command.configure((command.folder / "quota.toml").read_text(encoding="utf-8").replace('"XX", "YY"', '"DE"'))
+    assert "0 of 2: XX, YY" in command("runs", COLUMNS="").stdout, "the job no longer has that region"
     for name, hint in (("trendign", "did you mean 'trending'?"), ("", "known: trending, broken"), ("\udcff", "known:")):
         none = command("runs", "--job", name)
         assert none.stdout.startswith(f"no run of {name!r} in the last 7d on this machine; {hint}")
