@@ -126,7 +126,7 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
     from quota.jobs.runner import RunOptions, run_job
 
     settings, ping = job_called(session.settings, job), None
-    if settings.ping_ref is not None:
+    if settings.ping_ref is not None and not how.stop():  # else the run does not begin
         from quota.reports.notify import Ping
 
         ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)

@@ -751,8 +751,8 @@ def test_a_process_that_a_fetch_function_starts_ends_by_sigterm() -> None:
 
 
 def test_a_second_signal_while_it_waits_between_two_attempts_changes_nothing(bench: Bench) -> None:
-    """Jobs that come after it call nobody, and name their regions."""
-    bench.configure(regions=["US", "DE"], more='[jobs.u]\nfetch = "trending"\nregions = ["GB"]')
+    """Jobs that come after it call nobody, not even a health check, and name their regions."""
+    bench.configure(regions=["US", "DE"], more='[jobs.u]\nfetch = "trending"\nregions = ["GB"]\nping = "env:NONE"')
     bench.upstream.fault("status", status=503, after=1, times=9)
     child = bench.start("run", "--all", "--json", "--quiet")
     bench.await_requests(2)
