@@ -146,7 +146,7 @@ class _Start:
 
     def _locked(self, lock: Lock) -> RunReport:
         """Hold the regions that are still due, as soon as no run of another job uses this budget."""
-        with self.session.budget(self.job.credential).listening, self._open_store() as store:
+        with self.session.listening[self.job.credential], self._open_store() as store:
             due = self._still_due(store)
             if self.before and not due:
                 return RunReport(self.session.run, self.job.name, "overlap", why="another run has covered it meanwhile")

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.fork import OfOneProcess
@@ -122,8 +121,6 @@ class Budget(OfOneProcess):
         self.answers = Answers(self.credential, project, self.checklists)
         self.levels = Levels(self.answers, book)
         self.listener = Listener()
-        self.listening = RLock()
-        """Whoever sets the listener holds it: of two runs over one session, the later one waits."""
         self.tally: Callable[[str, int, int, int], object] = lambda *_: None
         """Called with each change of what this process spends: a method, calls and units (after a correction 0 or
         less), and calls that were refused."""

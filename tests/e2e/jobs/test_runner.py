@@ -30,6 +30,7 @@ from support.certificates import private_key
 from support.configurations import configuration
 from support.emulator import Emulator, faulted
 from support.installation import Installation, outcomes
+from support.processes import in_child
 from support.servers import until
 
 DAY_MS = 86_400_000
@@ -804,11 +805,15 @@ def test_runs_of_a_job_wait_for_each_other_and_fetch_no_region_twice(bench: Benc
 
 
 def test_runs_of_two_jobs_over_one_session_keep_their_numbers_apart(bench: Bench) -> None:
-    """As under APScheduler, whose jobs are threads."""
-    bench.configure(units=3, regions=["US"], pages=2, more='[jobs.u]\nfetch = "trending"\npages = 2')
+    """As under APScheduler, whose jobs are threads. A forked child waits for no run of its parent."""
+    more = '[jobs.u]\nfetch = "trending"\npages = 2\n[jobs.v]\nfetch = "trending"'
+    bench.configure(units=3, regions=["US"], pages=2, more=more)
     bench.upstream.fault("latency", ms=500, times=9)
     with quota.open(bench.config) as session, ThreadPoolExecutor() as pool:
-        reports = [*pool.map(lambda job: run_job(session, job), "tu")]
+        running = pool.map(lambda job: run_job(session, job), "tu")
+        bench.await_requests(1)
+        assert in_child(lambda: run_job(session, "v", RunOptions(stop=lambda: 15)).outcome) == "stopped"
+        reports = [*running]
     ends = sorted((report.units, report.attempts, report.outcome) for report in reports)
     assert ends == [(1, 1, "stopped"), (2, 2, "done")]
 
