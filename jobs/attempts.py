@@ -109,7 +109,7 @@ class Attempts(Listener):
         if self.job.fetch == "search":
             self._given["pages"] = self.job.pages
         self._budget = self.session.budget(self.job.credential)
-        self._budget.listener = self
+        self._outer, self._budget.listener = self._budget.listener, self  # a run may begin within a step of another
         self.client: Any = None  # until there is one, an error concerns all regions
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
         self.here = Checkpoint(self.job.name, "")
@@ -120,7 +120,7 @@ class Attempts(Listener):
         self.passed_over: list[str] = []  # the regions with a page whose function went on without a refused call
 
     def close(self) -> None:
-        self._budget.listener = Listener()
+        self._budget.listener = self._outer
         if self.client is not None:
             self.client.close()
 

@@ -807,11 +807,14 @@ def test_runs_of_a_job_wait_for_each_other_and_fetch_no_region_twice(bench: Benc
 def test_runs_of_two_jobs_over_one_session_keep_their_numbers_apart(bench: Bench) -> None:
     """As under APScheduler, whose jobs are threads. A forked child waits for no run of its parent."""
     more = '[jobs.u]\nfetch = "trending"\npages = 2\n[jobs.v]\nfetch = "trending"'
-    bench.configure(units=3, regions=["US"], pages=2, more=more)
-    bench.upstream.fault("latency", ms=500, times=9)
+    bench.configure(units=9, regions=["US"], pages=2, more=more)
+    bench.upstream.fault("latency", ms=500, after=6, times=9)
+    watcher = Watcher()
     with quota.open(bench.config) as session, ThreadPoolExecutor() as pool:
+        watcher.page = lambda _: run_job(session, "u")  # type: ignore[assignment, method-assign]
+        assert run_job(session, "t", RunOptions(watcher=watcher)).units == 2, "a run within its steps has 4"
         running = pool.map(lambda job: run_job(session, job), "tu")
-        bench.await_requests(1)
+        bench.await_requests(7)
         assert in_child(lambda: run_job(session, "v", RunOptions(stop=lambda: 15)).outcome) == "stopped"
         reports = [*running]
     ends = sorted((report.units, report.attempts, report.outcome) for report in reports)
