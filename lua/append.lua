@@ -84,7 +84,7 @@ local first = has_seen and 2 or 1
 local whole = size - first < MAX_UNSEEN
 local reply = { 'READ', clock_ms, stored, '', whole and 1 or 0 }
 local earlier, is_changed = nil, not whole
-if size >= first then
+if size >= first or args[FIRST_LINE] and (room < 0 or rooms ~= '') then
 -- @include parts/log_lines.lua
 -- @include parts/log_weight.lua
   local own_key = args[FIRST_LINE] and match(args[FIRST_LINE], '^[^\t]*\t([^\t]*)')

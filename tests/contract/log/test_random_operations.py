@@ -96,7 +96,7 @@ class Pair:
             epoch=epoch,
             seen=seen,
             entries=entries,
-            room=dice.choice((0, 1, 10, 500, ANY - 1, ANY)) if room is None else room,
+            room=dice.choice((-1, 0, 1, 10, 500, ANY - 1, ANY)) if room is None else room,
             now_ms=self.clock.now_ms - dice.choice((0, 0, 0, 5, -1)),
             latest_ms=self.clock.now_ms + dice.choice((0, 10, 10, -1)),
             must=[dice.choice(self.marks)[1] for _ in range(dice.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)))],
