@@ -68,9 +68,9 @@ class Session(OfOneProcess):
             self._leaves.setdefault(settings.credentials[job.credential].project, {})[job.name] = job.leave
 
     def start_over_in_child(self) -> None:
-        """Make the lock for budgets and for closing, which one thread at a time holds, also in a signal handler; and for
-        each credential the lock of the run that listens to its budget, for which a later run waits. A forked child has
-        new locks, because the thread that held the old ones is not there."""
+        """Make the lock for budgets and for closing, which one thread at a time holds, also in a signal handler, and a
+        lock for each credential, which the run that listens to its budget holds. A forked child has new locks, because
+        the thread that held the old ones is not there."""
         self._lock = RLock()
         self.listening = {name: RLock() for name in self.settings.credentials}
 

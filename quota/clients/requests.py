@@ -54,9 +54,9 @@ def requests_adapter(
 
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the budget, whose cost book names the `method` by its `routes`. The adapter spends at most `max_units` in all.
-    Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection if they send no long body. A body
-    above `max_body_mb`, as received or unpacked, raises quota.BadAnswer while the caller reads it. `caller` signs what
-    leaves; the client's own request stays unsigned.
+    Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection if they send no long body. An
+    answer above `max_body_mb`, as received or unpacked, raises quota.BadAnswer while the caller reads it. `caller`
+    signs what leaves; the client's own request stays unsigned.
     """
     if "max_retries" in options:
         raise UsageError("max_retries: this adapter sends each request once; retry around the call, as with tenacity")
