@@ -505,28 +505,6 @@ def test_requests_of_other_apis_keep_their_own_http(upstream: Emulator, connect:
     assert upstream.usage()["requests"] == 2
 
 
-# -- what upstream says about quota ------------------------------------------------------------------------------------
-
-
-def test_an_exhausted_pool_stops_its_methods_and_no_others(ledger: Log, connect: Connect) -> None:
-    """The retry that the client makes of every 429 is refused before it leaves."""
-    with Emulator(allocation="buckets") as upstream:
-        youtube = connect(upstream.address)
-        upstream.fault("exhaust", method="search.list")
-        request = youtube.search().list(part="snippet", q="x")
-        request._sleep = lambda seconds: None
-        with pytest.raises(Refused) as refusal:
-            request.execute(num_retries=3)
-        assert (refusal.value.decision.reason, refusal.value.decision.refused_by) == ("exhausted", "search")
-        popular(youtube).execute()
-        assert upstream.usage()["by_method"] == {"search.list": 1, "videos.list": 1}
-    (closed,) = state_at(ledger).facts().exhaustions
-    (search, _) = charges_at(ledger)
-    assert closed.since_ms == search.id[0]
-    assert "Search Queries per day" in closed.evidence
-    assert KEY not in repr(closed)
-
-
 # -- hosts and secrets -------------------------------------------------------------------------------------------------
 
 
