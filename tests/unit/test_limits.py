@@ -36,7 +36,7 @@ from quota.terms.limits import (
 )
 
 PACIFIC = "America/Los_Angeles"
-PACIFIC_DAY, SAO_PAULO_DAY = Calendar("day", PACIFIC), Calendar("day", "America/Sao_Paulo")
+PACIFIC_DAY = Calendar("day", PACIFIC)
 DAY = Sliding(DAY_MS)
 
 
@@ -138,38 +138,15 @@ def test_an_unknown_calendar_or_zone_raises_where_it_is_given(arguments: tuple[A
 @pytest.mark.parametrize(
     ("calendar", "at", "edges"),
     [
-        # An ordinary day, from its first to its last millisecond.
-        (PACIFIC_DAY, "2026-11-21T08:00:00", "2026-11-21T08:00 2026-11-22T08:00 2026-11-23T08:00"),
-        # Clocks go forward and back at two in the morning: 23 hours, and 25.
-        (PACIFIC_DAY, "2026-03-08T20:00", "2026-03-08T08:00 2026-03-09T07:00 2026-03-10T07:00"),
-        (PACIFIC_DAY, "2026-11-01T20:00", "2026-11-01T07:00 2026-11-02T08:00 2026-11-03T08:00"),
-        # Midnight does not exist: the day begins at one, the moment of the change.
-        (SAO_PAULO_DAY, "2018-11-04T12:00", "2018-11-04T03:00 2018-11-05T02:00 2018-11-06T02:00"),
-        # The last hour of the day comes twice.
-        (SAO_PAULO_DAY, "2018-02-17T12:00", "2018-02-17T02:00 2018-02-18T03:00 2018-02-19T03:00"),
-        # Midnight itself comes twice: the day begins at the first one.
-        (Calendar("day", "America/Havana"), "2026-11-01T12:00", "2026-11-01T04:00 2026-11-02T05:00 2026-11-03T05:00"),
-        # A change of half an hour, and a date that was left out altogether.
-        (
-            Calendar("day", "Australia/Lord_Howe"),
-            "2026-04-05T00:00",
-            "2026-04-04T13:00 2026-04-05T13:30 2026-04-06T13:30",
-        ),
+        # A date that was left out altogether.
         (Calendar("day", "Pacific/Apia"), "2011-12-30T00:00", "2011-12-29T10:00 2011-12-30T10:00 2011-12-31T10:00"),
-        (Calendar("month", "UTC"), "2026-12-31T23:59:59.999", "2026-12-01T00:00 2027-01-01T00:00 2027-02-01T00:00"),
-        # 2026-11-25 is a Wednesday.
-        (Calendar("week", "UTC"), "2026-11-25T12:00", "2026-11-23T00:00 2026-11-30T00:00 2026-12-07T00:00"),
-        (Calendar("week", "UTC"), "2026-11-30T00:00", "2026-11-30T00:00 2026-12-07T00:00 2026-12-14T00:00"),
         # A week that begins on a date that was left out.
         (
             Calendar("week", "Pacific/Apia", starts="friday"),
             "2012-01-01T00:00",
             "2011-12-30T10:00 2012-01-05T10:00 2012-01-12T10:00",
         ),
-        # A billing period from the 15th on.
-        (Calendar("month", "UTC", 15), "2026-11-14T23:59", "2026-10-15T00:00 2026-11-15T00:00 2026-12-15T00:00"),
-        # A month that has no such day begins on its last one.
-        (Calendar("month", "UTC", 30), "2028-02-29T00:00", "2028-02-29T00:00 2028-03-30T00:00 2028-04-30T00:00"),
+        # A billing period from the 8th on.
         (Calendar("month", PACIFIC, 8), "2026-03-08T07:59", "2026-02-08T08:00 2026-03-08T08:00 2026-04-08T07:00"),
         # An hour that comes twice counts twice. Hours begin where the wall shows a full one.
         (Calendar("hour", PACIFIC), "2026-11-01T08:30", "2026-11-01T08:00 2026-11-01T09:00 2026-11-01T10:00"),
@@ -222,7 +199,7 @@ def test_calendar_periods_agree_with_a_wall_clock(zone: str, period: Period, day
     assert (calendar.longest_ms % DAY_MS == 0) == (zone == "UTC")
     for start_ms, next_ms in pairwise(changes):
         assert next_ms - start_ms <= calendar.longest_ms or zone == "Antarctica/Troll", "its clocks change by two hours"
-        for at_ms in (start_ms, start_ms + 1, (start_ms + next_ms) // 2, next_ms - 1):
+        for at_ms in (next_ms - 1, (start_ms + next_ms) // 2, start_ms + 1, start_ms):
             assert calendar.edges(at_ms) == (start_ms, next_ms)
 
 
