@@ -237,15 +237,6 @@ def test_two_hosts_with_one_name_never_run_at_once(web: Machine, other: Machine,
     assert other.outcome()["outcome"] == "done", "a pod has a new store each time, and goes on under its name"
 
 
-def test_a_store_that_was_moved_away_is_followed_by_one_that_goes_on(web: Machine, other: Machine) -> None:
-    web.outcome()
-    other.outcome()
-    for path in web.folder.glob("videos.db*"):
-        path.unlink()
-    assert outcomes(web.outcome()) == {"US": "done", "DE": "done"}
-    assert other.outcome()["outcome"] == "elsewhere"
-
-
 def test_each_machine_runs_the_whole_job_with_machines_each(web: Machine, other: Machine, shared: str) -> None:
     for machine in (web, other):
         machine.configure(shared, job='machines = "each"')
