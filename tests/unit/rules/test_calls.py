@@ -46,7 +46,11 @@ BOOK = CostBook(
         "items.find": (Price((Part("search", 1),), date(2026, 1, 1)),),
         "items.list": (Price((Part("units", 1),), date(2026, 1, 1)),),
         "items.both": (Price((Part("units", 3), Part("search", 1)), date(2026, 1, 1)),),
-        "items.insert": (Price((Part("units", 50),)), Price((Part("units", 60, Reserve(60)),), date(2026, 7, 2))),
+        "items.insert": (
+            Price((Part("units", 50),)),
+            Price((Part("units", 60, Reserve(60)),), date(2026, 7, 2)),
+            Price((Part("search", 1),), date(2026, 7, 3)),
+        ),
     },
     default_get=Price((Part("units", 1),), date(2026, 1, 1)),
     default_other=Price((Part("units", 50),), date(2026, 1, 1)),
@@ -276,8 +280,8 @@ def test_a_checklist_is_kept_for_the_next_call_of_its_kind_up_to_so_many() -> No
 
 
 def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
-    """50 units until 2026-07-02, then 60 that are reserved."""
-    now_ms = MIDNIGHT
+    """50 units until 2026-07-02, then 60 that are reserved for a day, then one of another bucket."""
+    now_ms, last_ms = MIDNIGHT, NEXT_MIDNIGHT + DAY_MS
     made = Checklists("main", BOOK, (limit(),), {}, lambda: now_ms)
     kind = "items.insert", None, None, "job"
     before = made[kind]
@@ -286,8 +290,10 @@ def test_a_price_holds_from_its_midnight_until_before_the_next_one() -> None:
     assert made[kind] is before
     now_ms = NEXT_MIDNIGHT
     after = made[kind]
-    assert (after.units, made.least_reserved("items.insert"), after.priced) == (60, 60, (NEXT_MIDNIGHT, NEVER))
+    assert (after.units, made.least_reserved("items.insert"), after.priced) == (60, 60, (NEXT_MIDNIGHT, last_ms))
     assert made[kind] is after
+    now_ms = last_ms
+    assert (made[kind].parts, made[kind].priced) == ((Part("search", 1),), (last_ms, NEVER))
     now_ms = -1
     assert (made[kind].units, made.least_reserved("items.insert")) == (50, None), "the clock went back, to before 1970"
 
