@@ -193,9 +193,7 @@ def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Log, connect: Co
     assert usage["free"] == {"batches": 1, "upload_chunks": 3}
 
 
-def test_a_request_without_a_connection_is_not_charged(
-    ledger: Log, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_without_a_connection_is_free(ledger: Log, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall that drops packets is not waited for as long as a slow answer."""
     monkeypatch.setattr(deadline, "CONNECT_WITHIN_S", 0.2)
     began_s = time.monotonic()
@@ -227,9 +225,7 @@ def test_a_long_body_has_more_time_than_a_connection(ledger: Log, monkeypatch: p
     assert time.monotonic() - began_s >= 1
 
 
-def test_a_request_that_fails_before_its_first_byte_is_refunded(
-    upstream: Emulator, ledger: Log, connect: Connect
-) -> None:
+def test_a_request_that_fails_before_a_byte_is_refunded(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     """And the connection that held half of it is not used again."""
     youtube = connect(upstream.address)
     with pytest.raises(UnicodeEncodeError):
@@ -290,9 +286,7 @@ def test_an_upload_with_put_is_charged_when_it_is_opened(ledger: Log, connect: C
 # -- what carries no method's name -------------------------------------------------------------------------------------
 
 
-def test_the_http_object_alone_is_charged_by_what_is_on_the_wire(
-    upstream: Emulator, ledger: Log, connect: Connect
-) -> None:
+def test_the_http_object_alone_is_charged_by_what_is_sent(upstream: Emulator, ledger: Log, connect: Connect) -> None:
     youtube = connect(upstream.address)
     local = upstream.address.replace("127.0.0.1", "localhost")
     for verb, target in [
@@ -462,9 +456,7 @@ WAYS_AROUND: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS_AROUND)
-def test_another_http_object_would_bypass_the_budget(
-    upstream: Emulator, ledger: Log, connect: Connect, way: str
-) -> None:
+def test_another_http_would_bypass_the_budget(upstream: Emulator, ledger: Log, connect: Connect, way: str) -> None:
     youtube = connect(upstream.address)
     for other in (httplib2.Http(), plain_http(youtube), AuthorizedHttp(youtube._http.credentials)):
         with pytest.raises(UsageError, match="would bypass the budget") as refused:
@@ -555,9 +547,7 @@ def test_the_body_of_a_redirect_is_not_read(connect: Connect) -> None:
     assert len(sent) < 100
 
 
-def test_a_redirect_goes_through_no_proxy_either(
-    connect: Connect, ledger: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redirect_takes_no_proxy_either(connect: Connect, ledger: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """And brings no cookie. It is still a call of its method, wherever it leads."""
     moved = Answer(302, headers={"Location": "/youtube/v3/channels", "Set-Cookie": "a=b"})
     with PlainServer(lambda _: Answer()) as proxy:

@@ -366,9 +366,7 @@ def test_trouble_that_stays_fails_the_region_alone_and_the_next_run_goes_on_from
     assert bench.rows("SELECT count(*), count(DISTINCT taken_at_ms) FROM rankings WHERE region = 'DE'") == [(100, 1)]
 
 
-def test_a_long_wait_that_upstream_asks_for_costs_no_further_attempts(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_wait_that_upstream_asks_for_costs_no_attempts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = replace(faulted(429, None), headers=(("Retry-After", "7200"),))
     monkeypatch.setattr("support.emulator.faulted", lambda *_: busy)
     bench.configure(regions=["US"], pages=2)
@@ -662,9 +660,7 @@ def fetch(client, region, cursor, *, words):
         ("fetch", "import asyncio\nraise asyncio.CancelledError", ".py, line 3)"),
     ],
 )
-def test_a_function_that_cannot_be_used_is_a_configuration_error(
-    bench: Bench, name: str, source: str, error: str
-) -> None:
+def test_an_unusable_function_is_a_configuration_error(bench: Bench, name: str, source: str, error: str) -> None:
     module, _, _ = bench.own_fetch(source).partition(":")
     bench.configure(fetch=f"{module}:{name}")
     with pytest.raises(quota.ConfigError, match=f"^.*{re.escape(error)}.*$"):
