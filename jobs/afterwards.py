@@ -210,7 +210,7 @@ def _notices_of_run(project: str, report: RunReport, status: Status | None) -> I
     failed = report.outcome == "failed" or (exit_status not in (0, 75) and exit_status < 128)  # else a signal ended it
     if failed and exit_status != quota.UsageError.exit_status:
         message = f"job {named(job, report.failed_region)} failed with exit status {exit_status}"
-        message += f": {report.why}" if report.why else ""
+        message += "".join(f": {why}" for why in dict.fromkeys((report.why, report.causes[0])) if why)
         facts = members(report, "job exit_status")
         yield Notice("run_failed", project, job, message, DAY_MS, facts, cause=str(exit_status))
     elif report.refused and not expected:

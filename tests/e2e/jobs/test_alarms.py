@@ -169,8 +169,9 @@ def test_a_run_and_its_alert_name_the_remedy_if_waiting_does_not_help(
 
 
 def test_failed_and_raising_runs_send_an_alert(command: Quota) -> None:
-    command.configure((command.folder / "quota.toml").read_text().replace('["XX"]', '["XX", "US"]'))
-    assert command("run", "broken", "--region", "XX").returncode == 1
+    config = (command.folder / "quota.toml").read_text().replace("quota = 12", "quota = 20")
+    command.configure(config.replace('["XX"]', '["XX", "YY", "US"]'))
+    assert command("run", "broken", "--region", "XX", "--region", "YY").returncode == 1
     assert command("run", "broken", "--region", "US").returncode == 0, "XX still fails"
     assert command("run", "broken", "--region", "XX").returncode == 1
     assert command("run", "broken", KEY="").returncode == 78
@@ -180,7 +181,7 @@ def test_failed_and_raising_runs_send_an_alert(command: Quota) -> None:
     first, again, *of_trending = alerts(command)
     assert (again["job"], again["exit_status"]) == ("broken", 78), "another cause"
     assert (first["event"], first["job"], first["exit_status"]) == ("run_failed", "broken", 1)
-    assert first["message"].startswith("job broken XX failed with exit status 1: upstream said 400")
+    assert ": 2 of 2 regions failed (XX, YY): upstream said 400" in first["message"]
     sent = [(alert["event"], alert["job"], alert["exit_status"]) for alert in of_trending]
     assert sent == [("run_failed", "trending", 78)] * 2, "it had succeeded meanwhile"
 
