@@ -236,8 +236,8 @@ _PIECE = r"\d{4}-\d\d-\d\dT|(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*"
 def layouts(table: Table) -> Iterator[list[Text]]:
     """The lines of the same table, narrower each time: first with less space between the columns, then with cells
     folded between words, then with the columns in `joined` as one, then without the columns in `without`, one after the
-    other, at last with words broken. The lines of a layout are equally wide. Cells are plain text, and numbers are
-    aligned right.
+    other, then with long words broken, at last unfolded. The lines of a layout are equally wide. Cells are plain text,
+    and numbers are aligned right.
     """
     columns = table.shown
     forms = [table._replace(joined=(), without=()), _joined(table)] if table.joined else [table]
@@ -248,8 +248,8 @@ def layouts(table: Table) -> Iterator[list[Text]]:
                 for between, maximum in _LAYOUTS:
                     if not maximum or maximum >= least:
                         yield _lines(form, columns, between, maximum)
-    for maximum in (*_FOLDS, 8, 6, 4, 2, 1):
-        yield _lines(forms[-1], columns, 1, maximum, f".{{1,{maximum}}}")
+    for maximum in (*_FOLDS, *range(10, 1, -1), 0):
+        yield _lines(forms[-1], columns, 1, maximum, breaks=True)
 
 
 def _joined(table: Table) -> Table:
@@ -267,15 +267,15 @@ def _joined(table: Table) -> Table:
     )
 
 
-def _lines(table: Table, columns: Sequence[int], between: int, maximum: int, piece: str = _PIECE) -> list[Text]:
+def _lines(table: Table, columns: Sequence[int], between: int, maximum: int, *, breaks: bool = False) -> list[Text]:
     """The lines of these columns of a table, with so many spaces `between` them, and with cells folded to `maximum`
-    characters between two pieces (0: not folded). Numbers and the cells of `whole` columns are never folded."""
+    characters (0: not folded), as `fold` does it. Numbers and `whole` columns are never folded."""
     from rich.cells import cell_len
     from rich.text import Text
 
     unfolded = {*table.whole, *table.numbers}
-    heading = [fold(printable(table.headings[n]), maximum, piece) for n in columns]
-    rows = [[fold(printable(row[n]), 0 if n in unfolded else maximum, piece) for n in columns] for row in table.rows]
+    heading = [fold(printable(table.headings[n]), 0 if n in table.whole else maximum, breaks) for n in columns]
+    rows = [[fold(printable(row[n]), 0 if n in unfolded else maximum, breaks) for n in columns] for row in table.rows]
     footer = [[[table.footer[n]] for n in columns]] if table.footer else []
     each_column = zip(heading, *rows, *footer, strict=True)
     widths = [max(cell_len(text) for cell in cells for text in cell) for cells in each_column]
@@ -297,14 +297,16 @@ def _lines(table: Table, columns: Sequence[int], between: int, maximum: int, pie
     return lines
 
 
-def fold(text: str, maximum: int, piece: str = _PIECE) -> list[str]:
-    """`text` in lines of at most `maximum` characters (0: one line), broken between pieces only."""
-    lines = [""]
-    for word in re.findall(piece, text) if maximum else [text]:
-        if word and lines[-1] and len(lines[-1]) + len(word.rstrip()) > maximum:
-            lines.append("")
-        lines[-1] += word
-    return [line.rstrip() for line in lines]
+def fold(text: str, maximum: int, breaks: bool) -> list[str]:
+    """`text` in lines of at most `maximum` characters (0: one line), broken between words only; if it `breaks`, also
+    within longer words."""
+    lines, piece = [""], f".{{1,{maximum if breaks else ''}}}"
+    for word in re.findall(_PIECE, text) if maximum else ():
+        for part in re.findall(piece, word):
+            if lines[-1] and len(lines[-1]) + len(part.rstrip()) > maximum:
+                lines.append("")
+            lines[-1] += part
+    return [line.rstrip() for line in lines] if maximum else [text.rstrip()]
 
 
 # -- failing and logging -----------------------------------------------------------------------------------------------

@@ -47,6 +47,9 @@ def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
 def test_a_word_that_is_too_long_is_broken() -> None:
     table = Table(("job", "units"), [("x" * 60, "9,500")], numbers=(1,))
     assert shown(FirstThatFits(table), 20).splitlines()[2:4] == ["x" * 12 + "   9,500"[2:], "x" * 12 + " " * 6]
+    table = Table(("at noon", "id"), [("a/b trending", "x" * 30)], whole=(1,))
+    for width, row in ((37, ["a/b    " + "x" * 30, "trendi", "ng"]), (20, ["a/b trending xxxxxxx"])):
+        assert [line.rstrip() for line in shown(FirstThatFits(table), width).splitlines()][-len(row) :] == row
 
 
 @pytest.mark.parametrize("width", [24, 36])
