@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import quota
-from quota.common.clock import host_clock
+from quota.common.clock import host_clock, utc
 from quota.dashboard.app import Dashboard
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
@@ -41,7 +41,7 @@ name = "searches"
 units = 40
 methods = ["search.list"]
 count = "calls"
-window = {{ calendar = "month", zone = "UTC" }}
+window = {{ calendar = "month", day = {utc(host_clock() - 15 * DAY_MS).day}, zone = "UTC" }}
 [[credentials.main.limits]]
 name = "trial"
 units = 700
