@@ -239,7 +239,6 @@ def layouts(table: Table) -> Iterator[list[Text]]:
     other, then with long words broken, at last unfolded. The lines of a layout are equally wide. Cells are plain text,
     and numbers are aligned right.
     """
-    columns = table.shown
     forms = [table._replace(joined=(), without=()), _joined(table)] if table.joined else [table]
     for form in forms:
         for least in dict.fromkeys((form.least_fold, 0)):

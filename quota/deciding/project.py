@@ -220,7 +220,7 @@ class Project(OfOneProcess):
         processes of this machine note their own."""
         if self.journal is not None:
             is_ours, pending = self.keys.is_of_this_machine, self.reading.pending
-            seen = [*[entry for entry in entries if not is_ours(entry.key) or entry.key in pending], *own]
+            seen = [*(entry for entry in entries if not is_ours(entry.key) or entry.key in pending), *own]
             if seen:
                 self.journal.write(epoch, seen)
 
