@@ -21,7 +21,7 @@ from quota.common.files import lack_of_room, remedy_for
 from quota.common.sqlite_file import DEADLINE_S, SqliteFile
 from quota.terms.limits import DAY_MS
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 

@@ -247,13 +247,13 @@ class TableOfRows(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row: its table, its key as text, the object as JSON, and the fields that are its key. `reading` goes into the
-    history; "" for none."""
+    """One row: its table, its key as text, the object as JSON, and the names of the fields that are its key. `reading`
+    goes into the history; "" for none."""
 
     table: str
     key: str
     data: str
-    by: tuple[str, ...]
+    key_fields: str
     reading: str
 
 
@@ -290,7 +290,7 @@ def _row(table: str, row: Any, by: tuple[str, ...], history: Sequence[str]) -> R
     if len(key) > MAX_KEY_CHARACTERS:
         raise ValueError(f"its key has {len(key):,} characters, over {MAX_KEY_CHARACTERS:,}")
     reading = json.dumps({field: row.get(field) for field in history}, ensure_ascii=False) if history else ""
-    return Row(table, key, data, by, as_text(reading))
+    return Row(table, key, data, ", ".join(by), as_text(reading))
 
 
 def _key_of(row: Mapping[str, Any], by: Sequence[str]) -> str:
@@ -313,50 +313,26 @@ def _checked_number(digits: str) -> None:
 
 def save_rows(db: sqlite3.Connection, job: str, region: str, now_ms: int, rows: Sequence[Row]) -> None:
     """Raises StoreError if a table has rows by another key: each row would stand there twice."""
-    check_keys(db, {(row.table, row.by) for row in rows})
+    check_keys(db, {(row.table, row.key_fields) for row in rows})
     of_page = {"job": job, "region": region, "first_seen_ms": now_ms, "refreshed_ms": now_ms}
     for row in rows:
-        upsert(db, "rows", {"name": row.table, "key": row.key, "data": row.data, **of_page}, keys=2)
+        stored = {"name": row.table, "key": row.key, "key_fields": row.key_fields, "data": row.data, **of_page}
+        upsert(db, "rows", stored, keys=2)
         if row.reading:
             keep_reading(db, row.table, row.key, row.reading, now_ms)
 
 
-def check_keys(db: sqlite3.Connection, tables: Iterable[tuple[str, tuple[str, ...]]], job: str | None = None) -> None:
+def check_keys(db: sqlite3.Connection, tables: Iterable[tuple[str, str]], job: str | None = None) -> None:
     """The same for these tables, each with the fields of its key. With a `job`, only for tables whose rows it has
     fetched."""
-    for table, by in tables:
-        stored = db.execute(_SOME_ROWS, (table,)).fetchall()
-        if not stored or _has_key(stored, by):
+    for table, key_fields in tables:
+        stored = db.execute("SELECT key_fields FROM rows WHERE name = ? LIMIT 1", (table,)).fetchone()
+        if stored is None or stored[0] == key_fields:
             continue
         fetched_by = [name for (name,) in db.execute("SELECT DISTINCT job FROM rows WHERE name = ?", (table,))]
         if job is None or job in fetched_by:
-            had = listed(_key_in(stored)) or "another key"
-            why = f"table {show(table)} has rows of {listed(fetched_by)} by {had}, not by {listed(by)}"
+            why = f"table {show(table)} has rows of {listed(fetched_by)} by {stored[0]}, not by {key_fields}"
             raise StoreError(f"{why}; set the `key` that it had, or give the table another name")
-
-
-def _has_key(stored: Iterable[tuple[str, str]], by: Sequence[str]) -> bool:
-    """Whether rows, each as its key and its data, have this key."""
-    try:
-        return all(_key_of(json.loads(data), by) == key for key, data in stored)
-    except (TypeError, ValueError):
-        return False
-
-
-def _key_in(stored: Sequence[tuple[str, str]]) -> Sequence[str]:
-    """The fields that are the key of these rows, as far as their values tell."""
-    (key, data), *_ = stored
-    try:
-        row = json.loads(data)
-        if by := next((name for name in row if _has_key(stored, [name])), None):
-            return [by]
-        several = [next(name for name in row if str(row[name]) == part) for part in json.loads(key)]
-    except (TypeError, ValueError, StopIteration):
-        return []
-    return several if _has_key(stored, several) else []
-
-
-_SOME_ROWS = "SELECT key, data FROM rows WHERE name = ? LIMIT 10"
 
 
 def keep_reading(db: sqlite3.Connection, table: str, key: str, reading: str, now_ms: int) -> None:

@@ -78,6 +78,7 @@ CREATE TABLE rows (
     id            INTEGER PRIMARY KEY,
     name          TEXT    NOT NULL,           -- of the table
     key           TEXT    NOT NULL,           -- of the row; if several fields are the key: a JSON array
+    key_fields    TEXT    NOT NULL,           -- their names
     job           TEXT    NOT NULL,           -- that fetched it last
     region        TEXT    NOT NULL,
     data          TEXT    NOT NULL,           -- JSON: the row as it came

@@ -429,8 +429,9 @@ class Store(AbstractContextManager["Store"]):
     def check_keys(self, job: JobSettings, *, declared: bool = False) -> None:
         """Raise StoreError if a table of the job has rows by another key: one that it declares or, unless `declared`,
         whose rows it has fetched."""
-        own = [(name, job.tables[name].key) for name in sorted(job.own_tables)]
-        others = [(name, table.key) for name, table in job.tables.items() if name not in job.own_tables]
+        keys = {name: ", ".join(table.key) for name, table in job.tables.items()}
+        own = [(name, keys[name]) for name in sorted(job.own_tables)]
+        others = [(name, key) for name, key in keys.items() if name not in job.own_tables]
         self._read(lambda db: check_keys(db, own))
         if others and not declared:
             self._read(lambda db: check_keys(db, others, job.name))
