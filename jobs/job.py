@@ -41,7 +41,7 @@ from quota.common.log import line, warn
 from quota.common.text import describe, many, members, nearest, one_line, show, spell
 from quota.errors import behind
 from quota.reports.runs import Run
-from quota.settings.model import BUILT_IN_FETCHES, PLACES_OF_THE_STORE, JobSettings, Settings, check_table
+from quota.settings.model import BUILT_IN_FETCHES, JobSettings, Settings, check_table
 from quota.terms.arguments import made_by, texts
 from quota.terms.costs import unlimited
 
@@ -113,16 +113,12 @@ class Page:
                     raise ValueError(
                         f'each of a page\'s {what} must be an object with a text "id", not {show(resource)}'
                     )
-        for what, tables in (("rows", self.rows), ("places", self.places)):
-            if not isinstance(tables, dict):
-                raise ValueError(f"a page's {what} must be lists by the name of their table, not {show(tables)}")
-            for table, objects in tables.items():
-                if what == "rows" or table not in PLACES_OF_THE_STORE:
-                    check_table(table)
-                if not isinstance(objects, (list, tuple)):
-                    raise ValueError(f"a page's {what} of table {table!r} must be a list, not {type(objects).__name__}")
-        if both := [table for table in self.rows if table in self.places]:
-            raise ValueError(f"a page's table {both[0]!r} is in rows and in places; give one of them another name")
+        if not isinstance(self.rows, dict):
+            raise ValueError(f"a page's rows must be lists by the name of their table, not {show(self.rows)}")
+        for table, objects in self.rows.items():
+            check_table(table)
+            if not isinstance(objects, (list, tuple)):
+                raise ValueError(f"a page's rows of table {table!r} must be a list, not {type(objects).__name__}")
         if not isinstance(self.unknown, (list, tuple)) or not all(isinstance(name, str) for name in self.unknown):
             raise ValueError(f"a page's unknown ids must be a list of texts, not {show(self.unknown)}")
         if self.cursor is not None and not isinstance(self.cursor, dict):

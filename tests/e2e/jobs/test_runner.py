@@ -575,7 +575,7 @@ def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench
         ("import asyncio; return asyncio.sleep(0)", ":fetch' returned coroutine, not a quota.jobs.job.Page"),
         ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with a text "id", not {}'),
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
-        ("return Page(places={'at': {}})", "ValueError: a page's places of table 'at' must be a list, not dict"),
+        ("return Page(rows={'at': {}})", "ValueError: a page's rows of table 'at' must be a list, not dict"),
         ("return Page(cursor={'x': (cursor or {'x': 0})['x'] + 1}, complete=False)", "without completing a page"),
         ("return Page(cursor={'x': 1}, complete=False)", "the next page is one that this pass has already fetched"),
         ("return Page(cursor=deep(101))", "ValueError: a page's cursor is nested over 100 deep"),
