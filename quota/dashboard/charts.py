@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -138,6 +138,7 @@ CHARACTER = 2.6
 
 _STEPS_MS = (15 * MINUTE_MS, HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, DAY_MS, 7 * DAY_MS)
 _MOST_TICKS = 9
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of the local clock
 
 
 class Band(NamedTuple):
@@ -275,16 +276,11 @@ def _times(curve: Curve, x: Callable[[int], float]) -> Iterable[Tick]:
 
 def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]]:
     """Round times of the local clock, numbered, also if its offset changes in between. A time that spring skips is
-    missing; of two equal times in autumn, the first in the chart counts."""
-    offsets_ms = sorted({_offset_ms(at_ms) for at_ms in (*range(start_ms, end_ms, DAY_MS), end_ms)}, reverse=True)
-    for n in range((start_ms + offsets_ms[-1]) // step_ms, (end_ms + offsets_ms[0]) // step_ms + 1):
-        for offset_ms in offsets_ms:
-            at_ms = n * step_ms - offset_ms
-            if start_ms <= at_ms <= end_ms and _offset_ms(at_ms) == offset_ms:
-                yield at_ms, n
-                break
-
-
-def _offset_ms(at_ms: int) -> int:
-    """How far the local clock is ahead of UTC at a moment."""
-    return round((local(at_ms).utcoffset() or timedelta()) / timedelta(milliseconds=1))
+    missing; of two equal times in autumn the first counts."""
+    step = timedelta(milliseconds=step_ms)
+    first, last = ((local(at_ms).replace(tzinfo=None) - _EPOCH) // step for at_ms in (start_ms, end_ms))
+    for n in range(first, last + 1):
+        wall = _EPOCH + n * step
+        at_ms = round(wall.timestamp() * 1000)
+        if start_ms <= at_ms <= end_ms and local(at_ms).replace(tzinfo=None) == wall:
+            yield at_ms, n
