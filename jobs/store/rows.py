@@ -378,17 +378,10 @@ def distinct(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
 
 
 def write_views(db: sqlite3.Connection) -> None:
-    """Remake the view of each table, with a column for each of its fields. A view that exists keeps its table."""
-    tables = {name: f" FROM rows WHERE name = {_literal(name)}" for name, *_ in tables_of(db)}
-    stored = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'view'").fetchall()
-    views = {
-        table: view
-        for view, sql in stored
-        for table, source in tables.items()
-        if view.startswith(table) and not view[len(table) :].strip("_") and sql.endswith(source)
-    }
-    views |= distinct([table for table in tables if table not in views], [view.lower() for view in views.values()])
-    for table, view in views.items():
+    """Remake the view of each table, with a column for each of its fields. Of two names that SQLite takes for one, that
+    of the older table stays."""
+    by_age = [name for (name,) in db.execute("SELECT name FROM rows GROUP BY name ORDER BY min(id)")]
+    for table, view in distinct([name for name in by_age if name not in PLACES_OF_THE_STORE], ()).items():
         columns = ["key", "job", "region"]
         for field, column in columns_of(db, table, MAX_COLUMNS).items():
             value = f"json_extract(data, {_literal(f'$.{quoted(field)}')})"
@@ -397,7 +390,8 @@ def write_views(db: sqlite3.Connection) -> None:
             columns.append(f"{value} AS {quoted(column)}")
         columns += ["first_seen_ms", "refreshed_ms"]
         db.execute(f"DROP VIEW IF EXISTS {quoted(view)}")
-        db.execute(f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)}{tables[table]}")
+        of_table = f"FROM rows WHERE name = {_literal(table)}"
+        db.execute(f"CREATE VIEW {quoted(view)} AS SELECT {', '.join(columns)} {of_table}")
 
 
 def quoted(name: str) -> str:
