@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from quota.common.clock import elapsed_s, host_clock
-from quota.common.text import members, show
+from quota.common.text import members
 from quota.jobs.job import Away, Cursor, Page
 from quota.jobs.store.checkpoints import (
     FIRST_PAGE,
@@ -382,14 +382,11 @@ class Store(AbstractContextManager["Store"]):
     def select(self, sql: str, **values: object) -> list[Any]:
         """The rows of a query, for a fetch function. `docs/data.md` has the tables. Raises ValueError for an invalid
         query, also after MATCH, for a statement that writes, and for a number that SQLite cannot hold."""
-        for name, value in values.items():
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ValueError(f"{name} = {show(value)} has more than 64 bits")
 
         def work(db: sqlite3.Connection) -> list[Any]:
             try:
                 return db.execute(sql, values).fetchall()
-            except (sqlite3.ProgrammingError, sqlite3.Warning) as error:
+            except (sqlite3.ProgrammingError, sqlite3.Warning, OverflowError) as error:
                 raise ValueError(f"store.select: {error}") from error
             except sqlite3.DatabaseError as error:
                 code = getattr(error, "sqlite_errorcode", None)
