@@ -221,9 +221,6 @@ CHANNEL_FIELDS = {
 MAX_ROW_BYTES = 1_000_000
 """The largest row, as JSON."""
 
-MAX_FIELDS = 1_000
-"""The most fields of a row, not counting fields inside other fields."""
-
 MAX_KEY_CHARACTERS = 1_000
 MAX_COLUMNS = 200
 """The most columns of a view. The most frequent fields come first."""
@@ -278,8 +275,6 @@ def rows_of(fetch: str, tables: Mapping[str, TableSettings], rows: Mapping[str, 
 def _row(table: str, row: Any, by: tuple[str, ...], history: Sequence[str]) -> Row:
     if not isinstance(row, dict) or not all(isinstance(field, str) for field in row):
         raise TypeError(f"it is no object with text names, but {show(row)}")
-    if len(row) > MAX_FIELDS:
-        raise ValueError(f"it has {len(row):,} fields, over {MAX_FIELDS:,}")
     if is_deep(row):
         raise ValueError(f"it is nested over {MAX_DEPTH} deep")
     data = as_text(json.dumps(row, ensure_ascii=False, allow_nan=False))
