@@ -193,7 +193,7 @@ class _Api:
         self.store = _Readers(settings.store.url)
         self._examining = asyncio.Lock()
         self._examined: tuple[int, dict[str, object]] = (503, {})
-        self._examined_s, self._was_away = -KEPT_S, False
+        self._examined_s = -KEPT_S
 
     async def trending(self, request: Request) -> Response:
         parameters = _parameters(request, "region", "limit", "cursor", needed="region")
@@ -230,8 +230,6 @@ class _Api:
         """The answer about one video or channel."""
         _parameters(request)
         name = request.path_params[f"{kind}_id"]
-        if "\ufffd" in name:  # the server replaced bytes that are not UTF-8
-            raise wire.ParameterError(f"{kind}_id", "the path is not UTF-8")
         row = await self.store.read(lambda reader: find(reader, name))
         if row is None:
             raise wire.ProblemError(Problem(404, f"The store has no {kind} {show(name)}."))
@@ -239,11 +237,11 @@ class _Api:
         return _json(request, wire.resource(kind, row), refreshed_ms if isinstance(refreshed_ms, int) else 0)
 
     async def health(self, request: Request) -> Response:
-        """The health of store and ledger, at most KEPT_S old, and no older than an outage of the store or its end."""
+        """The health of store and ledger, at most KEPT_S old."""
         _parameters(request)
         async with self._examining:
-            if elapsed_s() - self._examined_s >= KEPT_S or self._was_away != self.store.away:
-                of_store, self._was_away = await self._store_health(), self.store.away
+            if elapsed_s() - self._examined_s >= KEPT_S:
+                of_store = await self._store_health()
                 trouble = await asyncio.to_thread(ledger_trouble, self._session)
                 says = "nothing was charged yet" if trouble is None else trouble and f"{trouble}; the store is served"
                 ledger = Check("ledger", "warn" if says else "pass", says)  # the API serves the store without it

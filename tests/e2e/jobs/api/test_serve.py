@@ -25,6 +25,7 @@ from quota.jobs.store.store import Store
 from quota.terms.limits import HOUR_MS
 from support.commands import Quota, one_line
 from support.configurations import configuration
+from support.servers import until
 from support.web import Served
 
 JOBS = """
@@ -279,7 +280,7 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
         for name in ("videos.db", "videos.db-wal", "videos.db-shm"):
             (tmp_path / name).unlink(missing_ok=True)
         away()
-        assert client.get("/healthz").status_code == 503
+        until(lambda: client.get("/healthz").status_code == 503)
         for content in (b"not a database" * 100, b""):
             (tmp_path / "videos.db").write_bytes(content)
             away()
