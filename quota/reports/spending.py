@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.budget import Budget, project_of
+from quota.budget import MAX_CHARGES, Budget, project_of
 from quota.common.clock import LATEST_MS, NEVER, moment, rfc3339, stamp, utc
 from quota.common.text import members, one_line, show
 from quota.deciding.history import charges, entries, sums, whole_since_ms
@@ -397,7 +397,7 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
         limits=tuple([checked(LimitState(**state)) for state in states]),
         limits_left_out=_units(data.get("limits_left_out", 0)),
         data=data,
-        calls=max(1, _units(data.get("calls", 1))),
+        calls=whole(data.get("calls", 1), "in a refusal: calls", 1, MAX_CHARGES),
         **words,
     )
 

@@ -255,7 +255,7 @@ class Checklists:
         costs = {**{check.limit.name: check.limit.view.selector.cost(units) for check in first.checks}, **costs}
         parts = (first.parts[0]._replace(units=units), *first.parts[1:])
         of_limits = {limit: costs[limit.name] for limit in self.limits_of(job) if limit.name in costs}
-        made = self.of(first.method, parts, of_limits, job)
+        made = replace(self.of(first.method, parts, of_limits, job), each=(first,) * calls)
         if closed is not None:
             made = replace(made, closed_by=tuple(dict.fromkeys([*made.closed_by, closed])))
         self._check_fits(made, calls)

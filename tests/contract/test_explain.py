@@ -464,7 +464,7 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
     assert (then.used_units, then.cost_units) == (1_890, 16)
     answer = text_of(refusal_parts(explained))
     ((back, until),) = re.findall(
-        r"next at ([^,]*?) Now the same 12 calls together would be refused until (\S+):", answer
+        r"next at ([^,]*?) Now the same 12 calls together would be refused until (\S+), for the same reason", answer
     )
     assert back == until
     assert answer.startswith(
