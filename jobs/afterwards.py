@@ -38,6 +38,7 @@ from quota.reports.status import LimitRow, Status, read_status
 from quota.rules.refusals import OTHER
 from quota.session import Session
 from quota.terms.limits import DAY_MS, Calendar
+from quota.wording import closed
 
 NEAR_PERCENT = 80
 
@@ -247,14 +248,12 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
             message = f"the ledger had lost {lost} of project {project}; {loss.machine} put them back"
             facts = {"put_back_at": rfc3339(loss.at_ms), **members(loss, "machine charges units")}
             yield Notice("ledger_lost", project, rfc3339(loss.at_ms), message, DAY_MS, facts)
-        for closed in credential.exhausted:
-            event, since_ms = "exhausted", closed.since_ms
-            state = f"is closed by upstream: {closed.evidence}"
-            if closed.reopened_ms:
-                event, since_ms = "reopened", closed.reopened_ms
-                state = f"was opened again: {closed.reopened_because}"
-            message = f"bucket {closed.bucket} of project {project} {state}"
-            yield Notice(event, project, f"{closed.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": closed.bucket})
+        for x in credential.exhausted:
+            event, since_ms, state = "exhausted", x.since_ms, f"is closed{closed(x).rest}"
+            if x.reopened_ms:
+                event, since_ms, state = "reopened", x.reopened_ms, f"was opened again: {x.reopened_because}"
+            message = f"bucket {x.bucket} of project {project} {state}"
+            yield Notice(event, project, f"{x.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": x.bucket})
 
 
 def _notices_of_regions(

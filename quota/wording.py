@@ -121,7 +121,7 @@ def verdict_of(credential: CredentialRow) -> Verdict:
     """The headline of a credential: whether calls may leave now, and if not, why and until when."""
     outlook = credential.outlook
     if outlook.closed is not None:
-        verdict = _closed(outlook.closed)
+        verdict = closed(outlook.closed)
         if outlook.next_ms is None or outlook.next_ms <= outlook.closed.until_ms:
             return verdict
         at = moment(outlook.next_ms)  # machines come back at different times
@@ -231,7 +231,7 @@ def notes_of(credential: CredentialRow) -> Iterator[Line]:
             because = f'{exhaustion.reopened_because} (upstream had said "{exhaustion.evidence}")'
             yield Line(f"bucket {exhaustion.bucket} was reopened at {at}: {because}")
         elif exhaustion != credential.outlook.closed:
-            yield Line(f"bucket {exhaustion.bucket} is closed{_closed(exhaustion).rest}", "bad")
+            yield Line(f"bucket {exhaustion.bucket} is closed{closed(exhaustion).rest}", "bad")
 
 
 def jobs_alone(jobs: Sequence[JobRow], at_ms: int) -> Iterator[Part]:
@@ -279,7 +279,8 @@ def _stopped(jobs: Sequence[JobRow]) -> Iterator[Line]:
         yield Line(f"{noun} {listed(names)} could not go on now: {why}", "note")
 
 
-def _closed(exhaustion: Exhaustion) -> Verdict:
+def closed(exhaustion: Exhaustion) -> Verdict:
+    """How long a bucket is closed, and upstream's words."""
     is_known = exhaustion.until_ms != NEVER
     more = " by upstream" if is_known else " by upstream until it grants quota"
     return Verdict("closed", f'"{exhaustion.evidence}"', exhaustion.until_ms if is_known else None, more)

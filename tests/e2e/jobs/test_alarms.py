@@ -210,9 +210,10 @@ def test_closing_and_reopening_a_bucket_send_one_alert_each(command: Quota, upst
     assert command("run", "trending").returncode == 0
     assert command("reopen", "units", "--because", "raised").returncode == 0
     assert command("run", "trending").returncode == 0
-    events = [(alert["event"], alert.get("bucket")) for alert in alerts(command)]
-    assert [events.count((event, "units")) for event in ("exhausted", "reopened")] == [1, 1]
-    assert next(alert for alert in alerts(command) if alert["event"] == "reopened")["message"].endswith(": raised")
+    closed, opened = [alert for alert in alerts(command) if alert.get("bucket") == "units"]
+    assert (closed["event"], opened["event"]) == ("exhausted", "reopened")
+    assert closed["message"].startswith("bucket units of project research is closed by upstream until 2")
+    assert opened["message"].endswith(": raised")
 
 
 def test_a_tick_that_finds_a_hung_run_says_which_regions_are_stale(
