@@ -18,7 +18,7 @@ from quota.deciding.project import Project
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_PAST, PAST_MS, all_entries
 from quota.ledger.state import begin
-from quota.rules.entry import START, Entry, Id, just_before
+from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
 from quota.terms.limits import DAY_MS
 
@@ -69,9 +69,7 @@ def whole_since_ms(project: Project) -> int:
     """The time since when the history is complete; 0: it has everything. Raises LedgerError."""
     log, name = project.log, project.name
     beginning = begin(log, name)
-    if beginning.trimmed == START:
-        return 0
-    oldest = log.past(name, START, beginning.trimmed, 1)
+    oldest = log.past(name, START, END, 1)
     if not oldest:
         return beginning.trimmed[0]
     # If the past is as old or as long as it may be, older entries were dropped.

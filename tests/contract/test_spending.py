@@ -176,13 +176,15 @@ def stored(setup: Setup) -> tuple[Sequence[Entry], Sequence[Entry]]:
 @pytest.mark.parametrize("most", [1, 3, 100])
 def test_the_history_is_past_and_log_in_any_pieces(setup: Setup, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     charge(setup, 7)
-    trim(setup, 4)
+    setup.ledger.add_past(setup.project, old(2, 1))
     monkeypatch.setattr("quota.ledger.log.MAX_READ", most)
-    past, log = stored(setup)
-    assert (len(past), len(log)) == (4, 3)
-    assert [*entries(setup.opened())] == [*past, *log]
-    for at in range(7):
-        assert [*entries(setup.opened(), [*past, *log][at].id)] == [*past, *log][at + 1 :]
+    for count in (0, 4):  # 0: as if the state had lost how far the log is trimmed
+        trim(setup, count)
+        past, log = stored(setup)
+        assert (len(past), len(log)) == (2 + count, 7 - count)
+        assert [*entries(setup.opened())] == [*past, *log]
+        for at in range(9):
+            assert [*entries(setup.opened(), [*past, *log][at].id)] == [*past, *log][at + 1 :]
 
 
 def test_charges_since_a_time_come_with_all_corrections_until_now(setup: Setup) -> None:
