@@ -252,7 +252,8 @@ def _jobs(jobs: Sequence[JobRow], at_ms: int, nobody: str = "-") -> Table:
             runs_on += f" silent since {stamp(job.seen_ms)}" if is_silent else " running"
         a_run_now = "goes on" if job.until_ms is None else f"there; here from {moment(job.until_ms)}"
         if job.why:
-            a_run_now = "no" if job.retry_ms is None else f"from {moment(job.retry_ms)}"
+            there = "" if job.until_ms is None else "there "
+            a_run_now = "no" if job.retry_ms is None else f"{there}from {moment(job.retry_ms)}"
         rows.append((job.job, runs_on or nobody, "-" if job.next_ms is None else moment(job.next_ms), a_run_now))
     tones: list[Tone] = ["bad" if job.why else "" for job in jobs]
     return Table(("job", "runs on", "next tick", "a run now"), rows, tones=tones, without=(2,))

@@ -291,6 +291,8 @@ def test_a_status_shows_which_machine_runs_a_job(web: Machine, other: Machine, s
         assert words in text_of(status_parts(status._replace(at_ms=later_ms)))
         two = job._replace(runs_on=f"other, {HOST}", until_ms=None)
         assert words.replace(", ", f"; {HOST} ") in text_of(jobs_alone([two], later_ms)), "which of them"
+        full = job._replace(why="full", refusal=quota.Decision(admitted=False, retry_at_ms=later_ms))
+        assert " there from 20" in text_of(jobs_alone([full], later_ms)), "here a run would still do nothing"
     web.let_go(run)
     assert shown() == (HOST, False)
     (run := web.hold_a_page()).kill()
