@@ -282,9 +282,11 @@ def _stopped(jobs: Sequence[JobRow]) -> Iterator[Line]:
 
 def closed(exhaustion: Exhaustion) -> Verdict:
     """How long a bucket is closed, and upstream's words."""
-    is_known = exhaustion.until_ms != NEVER
-    more = " by upstream" if is_known else " by upstream until it grants quota"
-    return Verdict("closed", f'"{exhaustion.evidence}"', exhaustion.until_ms if is_known else None, more)
+    why = f'"{exhaustion.evidence}"'
+    if exhaustion.until_ms != NEVER:
+        return Verdict("closed", why, exhaustion.until_ms, " by upstream")
+    ask = f"ask upstream for quota, then `quota reopen {exhaustion.bucket} --because TEXT`"
+    return Verdict("closed", f"{why}; {ask}", None, " by upstream until it grants quota")
 
 
 def lost(losses: Sequence[Loss]) -> str:
@@ -396,7 +398,8 @@ def _now(x: RefusalExplained) -> str:
     if now.admitted:
         return f"{then} {same} would be admitted"
     why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
-    return f"{then} {same} would be refused{until(now.retry_at_ms)}{why}"
+    ask = f"; {now.remedy()}" if now.reason == "closed" else ""
+    return f"{then} {same} would be refused{until(now.retry_at_ms)}{why}{ask}"
 
 
 def _limits(x: RefusalExplained) -> Table:

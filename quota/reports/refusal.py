@@ -126,7 +126,7 @@ class RefusalExplained(NamedTuple):
 
     `fill` belongs to the limit that refused, or to the bucket that upstream closed. `expiries` belong to the limit
     `expiring`, which refuses now, or else refused then. `exhaustion` is the record of the closed bucket, and
-    `granted_units` its grant by the cost book (0: not known). `admits` is empty if no change is known that would have
+    `granted_units` its grant by the cost book (0: none known). `admits` is empty if no change is known that would have
     admitted the call. `admitted_today`: today's configuration would have.
     """
 
@@ -306,14 +306,14 @@ def _ask_again(budget: Budget, checklist: Checklist) -> tuple[Decision, dict[str
 
 def _exhaustion(budget: Budget, kept: KeptRefusal, limits: Iterable[Limit]) -> tuple[Exhaustion | None, int]:
     """The record of the exhaustion that refused, until a newer exhaustion replaces it; and upstream's grant of the
-    bucket, as the limits on all its calls have it (0: not known)."""
+    bucket, as the limits on all its calls have it (0: none known)."""
     if not kept.closed_by_upstream:
         return None, 0
     record = project_of(budget).state.facts().exhaustion(kept.refused_by or "")
     if record is None or record.since_ms > kept.at_ms + SLACK_MS:
         return None, 0
     bucket = budget.book.buckets.get(record.bucket)
-    if bucket is None:
+    if bucket is None or record.until_ms == NEVER:
         return record, 0
     granted_units, all_calls = budget.answers.granted_now().get(bucket.name), Selector(buckets=(bucket.name,))
     whole = [limit for limit in limits if limit.view.selector == all_calls and not limit.shadow]

@@ -465,7 +465,7 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
     """The exhaustions that our count does not explain: even the dearest call would have fit."""
     for x in exhausted:
         bucket = book.buckets.get(x.bucket)
-        if bucket is None or x.reopened_ms or x.is_pause:
+        if bucket is None or x.reopened_ms or x.is_pause or x.until_ms == NEVER:
             continue
         whole = [
             row

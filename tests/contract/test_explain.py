@@ -15,7 +15,7 @@ import pytest
 
 from quota.budget import project_of
 from quota.cli.output import render_parts as render
-from quota.common.clock import rfc3339
+from quota.common.clock import NEVER, rfc3339
 from quota.deciding.history import charges
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge
@@ -410,6 +410,11 @@ def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
     assert "quota reopen units" in shown
     charge = explain_charge(world.session, ids_of(world.log())[0])
     assert shown_lines(render(charge_parts(charge)))[0].startswith("CHARGED 1,250 units for videos.list on")
+    assert world.budget.reopen("units", "raised")
+    world.close_bucket("units", words, NEVER)
+    assert not world.charge("videos.list").admitted
+    assert head(world).startswith("REFUSED: upstream grants this project nothing in bucket 'units' 2026-11-21")
+    assert "for the same reason; waiting will not help:" in head(world)
 
 
 def test_quota_explain_prints_text_and_json(ledger_url: str, tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def test_closed_shows_who_closed_it_until_when_and_why(scene: Scene) -> None:
 def test_closed_for_good_has_no_time(scene: Scene) -> None:
     scene.configure(DAY)
     scene.shut("units", NEVER)
-    assert scene.result() == f'CLOSED by upstream until it grants quota: "{SAID}"'
+    ask = "ask upstream for quota, then `quota reopen units --because TEXT`"
+    assert scene.result() == f'CLOSED by upstream until it grants quota: "{SAID}"; {ask}'
+    assert "somebody else" not in " ".join(scene.lines())
     assert scene.fields() == (False, "units", None, None)
     assert scene.json()["limits"][0]["next_capacity_at"] is None
 
