@@ -248,12 +248,14 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
             message = f"the ledger had lost {lost} of project {project}; {loss.machine} put them back"
             facts = {"put_back_at": rfc3339(loss.at_ms), **members(loss, "machine charges units")}
             yield Notice("ledger_lost", project, rfc3339(loss.at_ms), message, DAY_MS, facts)
-        for x in credential.exhausted:
-            event, since_ms, state = "exhausted", x.since_ms, f"is closed{closed(x).rest}"
-            if x.reopened_ms:
-                event, since_ms, state = "reopened", x.reopened_ms, f"was opened again: {x.reopened_because}"
-            message = f"bucket {x.bucket} of project {project} {state}"
-            yield Notice(event, project, f"{x.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": x.bucket})
+        for exhaustion in credential.exhausted:
+            event, since_ms, state = "exhausted", exhaustion.since_ms, f"is closed{closed(exhaustion).rest}"
+            if exhaustion.reopened_ms:
+                event, since_ms = "reopened", exhaustion.reopened_ms
+                state = f"was opened again: {exhaustion.reopened_because}"
+            bucket = exhaustion.bucket
+            message = f"bucket {bucket} of project {project} {state}"
+            yield Notice(event, project, f"{bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": bucket})
 
 
 def _notices_of_regions(

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.text import number_in
-from quota.rules.entry import END, START, Entry, Id, just_before, read_id
+from quota.rules.entry import END, START, Entry, Id, read_id
 from quota.terms.limits import DAY_MS, Selector
 
 if TYPE_CHECKING:
@@ -328,8 +328,6 @@ def all_entries(log: Log, project: str, after: Id = START) -> Iterator[Entry]:
         piece = log.past(project, after, trimmed, MAX_READ) if is_past else log.read(project, after, END, MAX_READ)
         if not is_past:
             trimmed = log.begin(project).trimmed
-            if trimmed == START and log.past(project, after, END, 1):  # the state was lost: the log tells
-                trimmed = just_before(piece[0].id[0]) if piece else END
             if after < trimmed:
                 continue  # the next entries are in the past now
         yield from piece

@@ -141,8 +141,9 @@ class Checklist:
         self, now_ms: int | None, granted: Mapping[str, int], used_units: Iterable[int] = repeat(0)
     ) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
-        each = [(*check[:3], used) for check, used in zip(self.checks, used_units, strict=False)]
-        return tuple([cap(limit, leave, 0 if used else cost, now_ms, granted) for limit, cost, leave, used in each])
+        each = zip(self.checks, used_units, strict=False)
+        caps = [cap(limit, leave, 0 if used else cost, now_ms, granted) for (limit, cost, leave, _), used in each]
+        return tuple(caps)
 
 
 @dataclass(eq=False)
