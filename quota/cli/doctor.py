@@ -80,7 +80,8 @@ def check(session: Session) -> list[Finding]:
 
 def _of_file(session: Session) -> list[Finding]:
     """The findings about the configuration file itself, which `quota doctor` only counts."""
-    return [*lint(session.settings), *_renamed(session)]
+    missing = [] if session.settings.path else [warning("configuration", NO_FILE, "run `quota init`")]
+    return [*missing, *lint(session.settings), *_renamed(session)]
 
 
 def _after_runs(settings: Settings) -> Iterator[Finding]:
@@ -252,7 +253,7 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
 def _configuration(session: Session) -> Iterator[Finding]:
     settings = session.settings
     if settings.path is None:
-        yield warning("configuration", NO_FILE, "run `quota init`")
+        yield _of_file(session)[0]
         return
     levels = [finding.level for finding in _of_file(session)]
     errors, warnings = levels.count("error"), levels.count("warning")

@@ -91,6 +91,7 @@ def test_doctor_makes_no_ledger_and_no_store(command: Quota) -> None:
 
 def test_the_configuration_is_left_to_check(command: Quota) -> None:
     expect(command, "configuration", "warning", "no quota.toml was found")
+    assert "warning: configuration: no quota.toml was found; run `quota init`" in command("check").stdout
     command.configure(MAIN.replace("research", "my-project"))
     expect(command, "configuration", "warning", "1 warning -> run `quota check`")
     command.configure(MAIN)
