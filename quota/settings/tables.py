@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from quota.common.text import nearest, show
@@ -43,6 +44,7 @@ from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
 _SHARE = Text(pattern="[0-9]{1,2}%", says='write whole units, or a share below 100%, such as "10%"')
+_UNITS = partial(Whole, wanted='whole units, or a share such as "10%",')
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
 
@@ -58,7 +60,7 @@ UNAVAILABLE = Keys(
         "allowance": Either(
             'What each machine may draw: units, or "10%" of the headroom.',
             required=True,
-            kinds=(_SHARE, Whole()),
+            kinds=(_SHARE, _UNITS()),
         ),
         "machines": Whole("How many state folders draw: one for each user of a machine.", default=1, maximum=1_000),
     }
@@ -114,7 +116,7 @@ LIMIT = Keys(
     {
         "name": Label("The name that refusals show.", required=True),
         "quota": Whole("What upstream grants."),
-        "headroom": Either('What to leave unspent: units, or "5%" of the quota.', kinds=(_SHARE, Whole(minimum=0))),
+        "headroom": Either('What to leave unspent: units, or "5%" of the quota.', kinds=(_SHARE, _UNITS(minimum=0))),
         "units": Whole("The number to enforce, in place of quota and headroom."),
         "window": WindowKind('"24h": any 24 hours; or a calendar period of a time zone.', required=True),
         "methods": Texts("Count these methods only."),

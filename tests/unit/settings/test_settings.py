@@ -274,6 +274,7 @@ MISTAKES = {
     "credentials.main.limits[0].": [
         ('window = "24h"\n[[', "[[", "window: missing; the key is required"),
         ("10_000", "500", "headroom: 500 of a quota of 500 leaves nothing to spend"),
+        ("headroom = 500", "headroom = 0.05", 'headroom: whole units, or a share such as "10%", is needed'),
         ("headroom = 500", 'headroom = "5 %"', 'headroom: write whole units, or a share below 100%, such as "10%"'),
         ('"24h"', '"hour@UTC"', 'window: a calendar window is written { calendar = "hour", zone = "UTC" }'),
         ('"24h"', "24", 'window: a window is a duration such as "24h" or { calendar = "day", zone = "..." }'),
