@@ -221,6 +221,10 @@ def _prices(table: TomlTable, method: str, buckets: Mapping[str, Bucket], value:
     if any(isinstance(row, dict) and "since" in row for row in rows):
         dated = "{ prices = [{ units = 1 }, { units = 2, since = 2026-06-01 }] }"
         raise table.error(f"write dated prices as {dated}; a list means several buckets", method)
+    for key in value if isinstance(value, dict) else ():
+        if key not in DATED:
+            says = f'unknown key; a method "{method}.{key}" needs these quotes; {nearest(key, DATED)}'
+            raise table.inner(value, method).error(says, key)
     if not (isinstance(value, dict) and "prices" in value):
         return [Price(_parts(table.read(method), buckets))]
     prices: list[Price] = []
