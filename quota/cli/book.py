@@ -410,7 +410,7 @@ def try_request(
     if goes_on:
         price, says = Price(()), f"{request} is not charged: it continues a call that was charged when it began"
     elif not is_ours:
-        says = f"{request} is not charged: charged is what goes to {listed(hosts)}"
+        says = f"{request} is not charged: only requests to {listed(hosts)} are"
     elif method is None:
         says = f"{request}: no route takes it; it costs the default, {cost}"
     else:

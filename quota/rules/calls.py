@@ -321,4 +321,4 @@ def charge_units(units: object) -> int:
 
 def settled_units(units: object) -> int:
     """The new units of a charge, checked. Raises UsageError."""
-    return whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_UNITS)
+    return whole(units, "units: a settled charge", 0, MAX_UNITS)

@@ -158,7 +158,7 @@ def test_peek_charges_nothing(quota: Quota) -> None:
         (["costs", "nope"], "cost book 'youtube-v3' has no method 'nope'; `quota costs` lists the 51 it has."),
         (["charge", "search.list", "--units", "151"], "it can never fit; raise the limit or make a cheaper call"),
         (["charge", "videos.list", "--units", "0"], "0 units: a charge is a whole number from 1"),
-        (["settle", "1-1", "--", "-1"], "-1 units: what a charge counts, 0 after a refund, is a whole number from 0"),
+        (["settle", "1-1", "--", "-1"], "-1 units: a settled charge is a whole number from 0"),
         (["charge", "--units", "3"], "say what to charge: METHOD, or --file CALLS for several calls"),
         (["charge", "videos.list", "--file", "x"], "METHOD and --file cannot be combined: leave METHOD or --file out"),
         (["charge", "--file", "x", "--units", "3"], "with --file, write the units into the file, after the method"),

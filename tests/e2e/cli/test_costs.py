@@ -156,7 +156,7 @@ def test_a_wrong_question_is_one_line(quota: Quota, args: list[str], status: int
 ROOT = "https://youtube.googleapis.com"
 DEFAULT = ", which the book does not have; it costs the default, "
 GOES_ON = " is not charged: it continues a call that was charged when it began"
-ELSEWHERE = f" is not charged: charged is what goes to {', '.join(load_book('youtube-v3').hosts)}"
+ELSEWHERE = f" is not charged: only requests to {', '.join(load_book('youtube-v3').hosts)} are"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_request_to_the_endpoint_of_a_credential_is_tried_as_charged(quota: Qu
     there = quota("book", "try", "GET http://me:s3cret@127.0.0.1:8765/repos/a")
     assert there.stdout == "GET http://me:[redacted]@127.0.0.1:8765/repos/a: read, 2 units of core\n"
     elsewhere = quota("book", "try", "GET https://api.github.com/repos/a")
-    assert "is not charged: charged is what goes to 127.0.0.1:8765\n" in elsewhere.stdout
+    assert "is not charged: only requests to 127.0.0.1:8765 are\n" in elsewhere.stdout
 
 
 def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> None:

@@ -72,7 +72,7 @@ def test_one_id_explains_settles_and_refunds_a_call_of_two_buckets(quota: Quota)
     assert quota("refund", charge_id).stdout == f"write {charge_id}: now 0 units, before 3\n"
     assert set(used(quota).values()) == {0}
     assert "It was refunded, or settled at 0: it counts nothing now" in quota("explain", charge_id).stdout
-    assert one_line(quota("settle", charge_id, "-3"), 2).startswith("-3 units: what a charge counts")
+    assert one_line(quota("settle", charge_id, "-3"), 2).startswith("-3 units: a settled charge")
     first = charge_id.partition("+")[0]
     assert one_line(quota("refund", f"{first}+"), 1).startswith(f"project 'main' has no charge '{first}+'")
 
