@@ -258,6 +258,7 @@ class Span(Text):
 
     most_days: int = 3650
     pattern: str = r"\s*0*[1-9][0-9]*\s*(ms|s|m|h|d)\s*"
+    wanted: str = 'a duration such as "24h"'
 
     def parse(self, table: TomlTable, value: str, key: str = "", index: int | None = None) -> Any:
         with table.blamed(key):

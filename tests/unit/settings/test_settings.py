@@ -395,6 +395,7 @@ MISTAKES = {
     ],
     "store.": [
         ("retention =", '"re\\ntention" =', "'re\\ntention': unknown key; did you mean 'retention'?"),
+        ('retention = "7d"', "retention = 7", 'retention: a duration such as "24h" is needed'),
         ('retention = "7d"', 'retention = "99999d"', "retention: '99999d' is longer than 3650 days"),
         ("sqlite:///videos.db", "sqlite:///.", "url: this is a folder; name a file in it"),
         ("sqlite:///videos.db", "redis://:secret@h", "url: unsupported URL scheme redis://; use one of sqlite://"),
