@@ -75,7 +75,7 @@ def init(path: str, force: bool, api: str | None, full: bool) -> None:
             write_file(os.path.dirname(path), os.path.basename(path), f"#:schema {schema}\n{text}", mode)
     except OSError as error:
         raise QuotaError(f"{path} cannot be written: {error.strerror}") from None
-    say(f"wrote {path}; set your key and project in it, then run: quota check --config {quote(path)}")
+    say(f"wrote {path}; follow its comments, then run: quota check --config {quote(path)}")
 
 
 @click.command("check")

@@ -110,7 +110,7 @@ def test_any_arguments_end_in_a_documented_status(
     ("args", "status", "message"),
     [
         (["search", "live", "--region", "\udcff"], 0, "nothing found; known: DE, US\n"),
-        (["init", "\udcff.toml"], 0, "wrote \\udcff.toml; set your key and project in it, then run: quota check"),
+        (["init", "\udcff.toml"], 0, "wrote \\udcff.toml; follow its comments, then run: quota check"),
         (["reopen", "\udcff", "--because", "x"], 1, "quota: bucket '\\udcff' of project 'main' is not closed;"),
         (["check", "\x1b[31m"], 2, "quota: Got unexpected extra argument (\\x1b[31m); see `quota check --help`\n"),
     ],
