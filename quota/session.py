@@ -179,8 +179,8 @@ class Session(OfOneProcess):
         if not self._has_warned and not journal.exists:  # a new project may be an older project under a new name
             self._has_warned = True
             for name, until_ms in projects_left(self):
-                why = "it was charged here, and no credential has it any more; a renamed project begins anew: "
-                warn("project_left", f'{why}give it project = "{name}"', project=name, until=rfc3339(until_ms))
+                why = "it was charged here, and no credential has it any more; if you renamed a credential, "
+                warn("project_left", f'{why}add project = "{name}" to it', project=name, until=rfc3339(until_ms))
         return journal
 
     def check_key(self, credential: str | None = None) -> None:

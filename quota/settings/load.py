@@ -140,7 +140,7 @@ def _check_found(path: Path) -> None:
         raise ConfigError(f"{one_line(path)}: cannot be read: {error.strerror or error}") from error
     if why:
         raise ConfigError(
-            f"{one_line(path)}: not read, because {why}; nobody named it, so if you trust it, "
+            f"{one_line(path)}: not read, because {why}; if you trust it, "
             f"use --config {one_line(path)}, or QUOTA_CONFIG"
         )
 

@@ -359,7 +359,7 @@ def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
     lines = quota("charge", "videos.list").stderr.splitlines()
     warnings = [line.split(" until=")[0] for line in lines]
     assert warnings == ["quota: project_left project=main", "quota: project_left project=other"]
-    assert lines[0].endswith('a renamed project begins anew: give it project = "main"')
+    assert lines[0].endswith('; if you renamed a credential, add project = "main" to it')
     assert quota("charge", "videos.list").stderr == "", "once"
 
 

@@ -95,11 +95,11 @@ def test_no_command_reads_a_configuration_that_others_could_have_written(folder:
         with pytest.raises(quota.ConfigError) as caught:
             cli.main([*command], prog_name="quota", standalone_mode=False)
         assert str(caught.value) == (
-            f"quota.toml: not read, because {folder} belongs to nobody, and this is root; nobody named it, so if you "
-            "trust it, use --config quota.toml, or QUOTA_CONFIG"
+            f"quota.toml: not read, because {folder} belongs to nobody, and this is root; if you trust it, "
+            "use --config quota.toml, or QUOTA_CONFIG"
         ), command
     for words in (["charge", "videos.list"], ["check"]):
-        assert "so if you trust it, use --config quota.toml" in one_line(Quota(folder)(*words), 78)
+        assert "; if you trust it, use --config quota.toml" in one_line(Quota(folder)(*words), 78)
     assert not (folder / "ran").exists()
 
 
