@@ -111,9 +111,9 @@ def crontab(settings: Settings) -> Iterator[str]:
     refs += [job.ping_ref for job in jobs]
     refs += [settings.notify.url_ref] if settings.notify else []
     of_secrets = {ref.rpartition("env:")[2] for ref in refs if ref and "env:" in ref}
-    for variable in sorted({*settings.variables.values(), *of_secrets}):
-        yield "# Cron does not know the variables of your shell: set this one here, or keep its value in a file."
-        yield f"# {variable}=..."
+    if variables := sorted({*settings.variables.values(), *of_secrets}):
+        yield "# Cron does not know the variables of your shell: set these here, or keep their values in files."
+        yield from (f"# {variable}=..." for variable in variables)
     for job in jobs:
         yield ""
         yield from _lines(job)
