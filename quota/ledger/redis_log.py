@@ -67,7 +67,7 @@ MAX_MERGES = 10
 UNREADABLE = (ValueError, TypeError, LookupError)
 """What reading a reply raises if no script of ours made it."""
 
-_LASTING_WORDS = re.compile("WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index")
+_LASTING_WORDS = re.compile("WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index|cluster (support|mode)")
 """The server's own errors that another try does not change."""
 
 _OF_A_PROJECT = re.compile("[A-Za-z0-9._:-]{1,64}")

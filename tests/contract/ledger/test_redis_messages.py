@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from redis.crc import key_slot
 
-from quota.errors import StorageAway
+from quota.errors import StorageAway, UnusableLedger
 from quota.inbound.rules import open_storage
 from quota.ledger.factory import open_ledger
 from support.clusters import SERVICE, Nodes, Sentinels
@@ -107,8 +107,10 @@ def test_a_single_server_under_a_url_of_several_is_named(redis_server: RedisServ
         ("sentinel", f"/{SERVICE}", "is no sentinel; name the sentinels' own addresses, or"),
         ("cluster", "", "is no cluster;"),
     ):
-        line = ask(f"redis+{scheme}://127.0.0.1:{redis_server.port}{path}")
+        line = ask(url := f"redis+{scheme}://127.0.0.1:{redis_server.port}{path}")
         assert line.endswith(f"{message} write redis:// for a single server"), line
+        with closing(open_ledger(url)) as ledger, pytest.raises(UnusableLedger):
+            ledger.begin("p")
 
 
 @BOTH
