@@ -492,7 +492,7 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
         what = expiry.method or _WHAT[expiry.kind]
         units, room = f"{expiry.units:,}", fits if expiry.makes_room else ""
         rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room, expiry.charge or ""))
-    headings = ("at", f"{x.noun(x.expiring)}s", "of", "job", "", "id")
+    headings = ("at", f"{x.noun(x.expiring)}s", "what", "job", "", "id")
     yield Table(headings, rows, numbers=(1,), whole=(5,), joined=(2, 3), without=(5,))
 
 

@@ -95,6 +95,7 @@ def test_a_refused_charge_is_counted_and_kept_after_the_command_has_ended(quota:
     assert [word in shown for word in ("backfill", "DE", "day", "limit")] == [True] * 4
     narrow = quota("log", "--refused", COLUMNS="80").stdout
     assert [kept[0]["run"] in narrow, "\n\n" in narrow] == [True, False]
+    assert "units what job" in quota("explain").stdout
     nothing = "nothing like that was refused in the last 24h; a call that can never fit is not kept\n"
     assert quota("log", "--refused", "--job", "x").stdout == nothing
 
