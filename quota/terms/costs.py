@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from quota.common.clock import NEVER
 from quota.common.hosts import is_googles
-from quota.common.text import nearest, show
+from quota.common.text import listed, nearest, show
 from quota.errors import UnknownMethod
 from quota.terms.api import AnswerRules, KeyPlace, RequestBody, Reserve, Route
 from quota.terms.limits import Calendar, Limit, Selector, Window, no_longer
@@ -251,8 +251,11 @@ class CostBook(NamedTuple):
         """
         prices = self.methods.get(self.canonical(method))
         if prices is None:
-            hint = nearest(self.canonical(method), self.methods)
-            if hint.startswith("known:"):
+            name = self.canonical(method)
+            hint = nearest(name, self.methods)
+            if len(begun := [each for each in self.methods if each.startswith(f"{name}.")]) > 1:
+                hint = f"it has {listed(begun)}."
+            elif hint.startswith("known:"):
                 hint = f"`quota costs` lists the {len(self.methods)} it has."
             raise UnknownMethod(f"cost book {self.name!r} has no method {show(method)}; {hint}")
         return prices[-1]

@@ -96,6 +96,7 @@ def test_the_book_of_gmail_has_only_methods_of_the_api() -> None:
     [
         ("search.lst", "'search.lst'; did you mean 'search.list'?"),
         ("SEARCH.LIST", "'SEARCH.LIST'; did you mean 'search.list'?"),
+        ("watermarks", "'watermarks'; it has watermarks.set, watermarks.unset."),
         ("zzz", "'zzz'; `quota costs` lists the 51 it has."),
     ],
 )
