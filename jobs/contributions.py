@@ -190,8 +190,10 @@ def _fault_of_store(settings: Settings, *, here: bool) -> tuple[Level, str] | No
 
 def store_health(session: Session) -> Iterator[Finding]:
     """Findings for the local store: its place, whether it opens, and the free space. Does not create the store."""
-    yield from examine_folder("store", os.path.dirname(session.settings.store.file), "what was fetched")
-    yield from store(session.settings, "store", remedy="")
+    of_folder = [*examine_folder("store", os.path.dirname(session.settings.store.file), "what was fetched")]
+    yield from of_folder
+    if "error" not in {finding.level for finding in of_folder}:  # which the store would repeat
+        yield from store(session.settings, "store", remedy="")
 
 
 def job_health(session: Session) -> Iterator[Finding]:

@@ -153,6 +153,7 @@ def test_doctor_rejects_a_store_folder_of_another_owner(command: Quota) -> None:
     says = "belongs to daemon, and this is root: nothing in it is used"
     remedy = "-> make it this user's alone (chown, chmod), or name another folder"
     expect(command, "store", "error", says, remedy)
+    assert command("doctor").stdout.count("belongs to daemon") == 1
     os.chown(stored, 0, 0)
     expect(command, "store", "ok")
 
