@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from quota.common.clock import LATEST_MS, NEVER
 from quota.common.text import listed
 from quota.errors import UsageError
-from quota.terms.arguments import checked
+from quota.terms.arguments import checked, machine_name
 from quota.terms.limits import DAY_MS
 
 FACTS = "facts"
@@ -72,9 +72,10 @@ class Exhaustion(NamedTuple):
 
     def opens_ms(self, jitter_ms: int) -> int:
         """When this machine goes on: up to `jitter_ms` after the end, so that machines do not come back all at once,
-        but at most a tenth of the time for which the bucket was closed. NEVER if it has no end."""
-        if self.until_ms == NEVER:
-            return NEVER
+        but at most a tenth of the time for which the bucket was closed. On the machine that got the answer a client
+        may try again at that end. NEVER if it has no end."""
+        if self.until_ms == NEVER or self.reported_by.startswith(f"{machine_name()}:"):
+            return self.until_ms
         return self.until_ms + min(jitter_ms, max(0, self.until_ms - self.since_ms) // 10)
 
 

@@ -15,7 +15,6 @@ import pytest
 import quota
 from quota.cli.configuration import configuration_for
 from quota.common.clock import host_clock
-from quota.session import machine_jitter_ms
 from quota.settings.books import book_names, load_book
 from support.book_evidence import evidence_of
 from support.plain_http import Answer, PlainServer
@@ -70,6 +69,4 @@ def test_an_answer_of_the_evidence_refuses_the_next_call(tmp_path: Path, name: s
     retry_at_ms = refused.value.decision.retry_at_ms
     assert retry_at_ms is not None
     lasts_ms = lasts / timedelta(milliseconds=1)
-    jitter_ms = min(machine_jitter_ms(), lasts_ms // 10)
-    took_ms = after_ms - before_ms  # the bucket is closed from the charge on, which came before the answer
-    assert before_ms + lasts_ms <= retry_at_ms - jitter_ms <= after_ms + lasts_ms + took_ms // 10 + 2
+    assert before_ms + lasts_ms <= retry_at_ms <= after_ms + lasts_ms + 2, "a client that waits as asked goes on"

@@ -26,6 +26,7 @@ from quota.rules.facts import (
     reopen,
     union,
 )
+from quota.terms.arguments import machine_name
 from quota.terms.limits import DAY_MS, HOUR_MS
 
 NOW = 1_795_233_255_077
@@ -109,6 +110,8 @@ DAY = exhaustion("day", until_ms=NOW + DAY_MS)
         # the jitter is at most a tenth of that time
         (closed(exhaustion(until_ms=NOW + 1_500)), ("units",), NOW + 1_649, 30_000, "units"),
         (closed(exhaustion(until_ms=NOW + 1_500)), ("units",), NOW + 1_650, 30_000, None),
+        # and for other machines than the one that got the answer
+        (closed(exhaustion(reported_by=f"{machine_name()}:7 etl")), ("units",), END, 30_000, None),
         # for ever
         (closed(exhaustion(until_ms=NEVER)), ("units",), NOW + 4_000 * DAY_MS, 60_000, "units"),
         # only what the call needs
