@@ -395,7 +395,7 @@ class Described(Google):
         if until_ms is None:
             return shorter_ms
         latest_ms = max(self._latest_ms(answer, rule, bucket), answer.at_ms + LONG_MS)
-        return min(max(until_ms, answer.at_ms + PAUSE_MS), latest_ms)
+        return min(until_ms if until_ms > answer.at_ms else answer.at_ms + PAUSE_MS, latest_ms)
 
     def _shorter_end_ms(self, empty: Sequence[PoolState], at_ms: int) -> int | None:
         """When the windows end that these states of one bucket name. None if one of them names none, or the longest."""
