@@ -108,7 +108,8 @@ class Patches:
         """Patch all seams of a module, or none, and only once: two nested searches may find the same module."""
         if not self._on:  # the patches were taken off while it was loaded
             return
-        if SEEN_THROUGH.get(module.__name__) in sys.modules:
+        through = SEEN_THROUGH.get(module.__name__)
+        if through in sys.modules:
             return
         seams = self._seams[module.__name__]
         owners = [getattr(module, seam.owner, None) for seam in seams]
@@ -120,7 +121,8 @@ class Patches:
             version = getattr(sys.modules.get(library), "__version__", None)
             if library not in self._named:
                 self._named.add(library)
-                remedy = "its requests are not charged; see docs/auto.md"
+                which = f"requests that {through} does not make" if through else "its requests"
+                remedy = f"{which} are not charged; see docs/auto.md"
                 warn("not_instrumented", remedy, library=library, version=version)
             return
         for seam, owner in zip(seams, owners, strict=True):
