@@ -183,10 +183,12 @@ def _error(payer: Payer, refusal: QuotaError, awaited: bool) -> Exception:
     code = codes.RESOURCE_EXHAUSTED if payer.answers(refusal) else codes.FAILED_PRECONDITION
     if awaited:
         aio = sys.modules["grpc.aio"]
-        error: Exception = aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), str(refusal))
+        error: Exception = aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), str(refusal), str(refusal))
     else:
         channel = sys.modules["grpc._channel"]
-        error = channel._InactiveRpcError(channel._RPCState((), (), (), code, str(refusal)))
+        state = channel._RPCState((), (), (), code, str(refusal))
+        state.debug_error_string = str(refusal)  # google-ads reads it
+        error = channel._InactiveRpcError(state)
     return error
 
 

@@ -113,6 +113,7 @@ try:
     client.run_report(report, retry=retry)
 except FailedPrecondition as error:
     assert error.message.startswith("refused properties.runReport"), error
+    assert error.errors[0].debug_error_string() == error.message, "google-ads reads it as JSON"
 assert len(arrived) == 4, arrived
 """
 
