@@ -177,7 +177,9 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
             return await send(payer.gate(awaited=awaited), handle, request, plain=True)
         except QuotaError as refusal:
             httpx: Any = sys.modules[library]
-            answer = payer.answer_to(refusal, httpx.RequestError(str(refusal), request=request))
+            error = httpx.HTTPError(str(refusal))  # code would retry a RequestError, as OpenAI's does
+            error.request = request
+            answer = payer.answer_to(refusal, error)
             stream = httpx.ByteStream(b"" if request.method == "HEAD" else answer.body())
             given = {"request": request, "extensions": {"reason_phrase": answer.detail.encode("ascii", "replace")}}
             return httpx.Response(answer.status, headers=answer.fields(), stream=stream, **given)
