@@ -253,6 +253,6 @@ class Decision(NamedTuple):
         if self.lasting:
             return ""  # the detail says what to do
         if self.retry_at_ms is None:
-            return "run again when the ledger answers"
+            return "" if "run again" in self.detail else "run again when the ledger answers"
         ahead = f"; a charge is dated {stamp(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""
         return f"next at {moment(self.retry_at_ms)}{ahead}"

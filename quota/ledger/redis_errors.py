@@ -102,6 +102,7 @@ _FAULTS = {
     "NoAnswer$": " did not answer within {timeout_s:g} s; see whether the server is busy or the network slow",
     "Authentication required|authenticated": ' wants a password; add password = "env:NAME" or "file:PATH"',
     "NotRedis$": " is not Redis; check the url",
+    "^DENIED ": " has no password, so it answers only its own machine (protected-mode); set requirepass there",
     "number of clients.* Lost$": " has too many clients; raise its maxclients",
     "cluster support disabled": " is no cluster; write redis{secure}:// for a single server",
     "see no primary.* Lost$": " has no primary now, as its sentinels see it; run again in a moment",

@@ -123,6 +123,22 @@ def test_sentinels_without_a_primary_are_named(ask: Ask) -> None:
     assert line.endswith("has no primary now, as its sentinels see it; run again in a moment"), line
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (b"DENIED Redis is running in protected mode ... Setup a an authentication password", "set requirepass there"),
+        (b"LOADING Redis is loading the dataset in memory", ": ledger {} is loading its data; run again in a moment"),
+    ],
+)
+def test_a_refusal_ends_with_the_remedy_of_the_servers_error(error: bytes, message: str) -> None:
+    with (
+        RespServer(lambda _: b"-%s\r\n" % error) as server,
+        closing(open_ledger(f"redis://127.0.0.1:{server.port}")) as ledger,
+    ):
+        sentence = budget_of(ledger, limit(500)).charge("search.list").sentence()
+        assert sentence.endswith(message.format(ledger.label)), sentence
+
+
 @BOTH
 @pytest.mark.parametrize("executable", executables().values(), ids=executables())
 def test_redis_with_too_few_replicas_takes_no_charge(ask: Ask, executable: str) -> None:
