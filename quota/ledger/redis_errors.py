@@ -60,7 +60,7 @@ class ErrorReply(Failed):
 
 
 _PASSWORD = re.compile("[Ii]nvalid password|Client sent AUTH|AUTH <password> called without any password")
-_TOO_MANY_CLIENTS = "max number of clients reached"
+_TOO_MANY_CLIENTS = "max number of clients"  # a node of a cluster counts its connections to other nodes, too
 _CODE = re.compile("([A-Z]{2,20}) ")
 
 
@@ -70,7 +70,7 @@ def error_of(message: str) -> Failed:
     code = "" if match is None else match[1]
     if code == "ERR":
         code, message = "", message[4:]
-    return Lost(message) if message == _TOO_MANY_CLIENTS else ErrorReply(message, code)
+    return Lost(message) if message.startswith(_TOO_MANY_CLIENTS) else ErrorReply(message, code)
 
 
 def is_denied(message: str) -> bool:

@@ -127,6 +127,10 @@ def test_sentinels_without_a_primary_are_named(ask: Ask) -> None:
     ("error", "message"),
     [
         (b"DENIED Redis is running in protected mode ... Setup a an authentication password", "set requirepass there"),
+        (
+            b"ERR max number of clients + cluster connections reached",
+            "raise its maxclients; run again when the ledger answers",
+        ),
         (b"LOADING Redis is loading the dataset in memory", ": ledger {} is loading its data; run again in a moment"),
     ],
 )
