@@ -108,6 +108,9 @@ _FAULTS = {
     "see no primary.* Lost$": " has no primary now, as its sentinels see it; run again in a moment",
     # A negative number is one of the name service, not of the connection.
     "^ ?Error -.* Lost$": " cannot be reached: a host name does not resolve; correct it, or see the name server",
+    "connecting to /.*Permission denied.* Lost$": (
+        " cannot be reached: this user may not open its socket; add it to the socket's group, or see unixsocketperm"
+    ),
     "(Lost|Failed)$": " cannot be reached; see whether the server is running there",
     f"^(NOAUTH|WRONGPASS) |{_PASSWORD.pattern}": (
         " refused the password; check username and password, or make that user: `quota doctor --acl` prints how"

@@ -15,6 +15,7 @@ from support.clusters import SERVICE, Nodes, Sentinels
 from support.resp import RespServer
 from support.servers import RedisServer, executables
 from support.setup import budget_of, limit
+from support.users import not_root
 
 Ask = Callable[[str], str]
 
@@ -141,6 +142,15 @@ def test_a_refusal_ends_with_the_remedy_of_the_servers_error(error: bytes, messa
     ):
         sentence = budget_of(ledger, limit(500)).charge("search.list").sentence()
         assert sentence.endswith(message.format(ledger.label)), sentence
+
+
+@BOTH
+def test_a_socket_that_this_user_may_not_open_is_named(ask: Ask) -> None:
+    with RedisServer("--unixsocket", "redis.sock") as server:
+        (path := server.folder / "redis.sock").chmod(0)
+        with not_root():
+            line = ask(f"unix://{path}")
+    assert "this user may not open its socket; add it to the socket's group" in line, line
 
 
 @BOTH
