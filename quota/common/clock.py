@@ -44,7 +44,7 @@ def since_boot() -> SinceBoot:
 def boot_id() -> str:
     """Names this start of the machine; "" if the system does not."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         return ""
 

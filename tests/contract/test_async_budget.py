@@ -517,7 +517,7 @@ def late():
 def test_a_session_that_is_left_open_makes_no_noise_and_answers_as_its_process_ends(
     ledger_url: str, configure: Configure
 ) -> None:
-    command = patient(ENDING, str(configure(ledger_url)), options=("-W", "error"))
+    command = patient(ENDING, str(configure(ledger_url)), options=("-X", "warn_default_encoding", "-W", "error"))
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.strip() in ("ok", "ledger-unavailable", "LedgerError")
