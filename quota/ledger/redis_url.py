@@ -140,7 +140,7 @@ def target_of(url: str, timeout_s: float) -> Target:
             given[name] = unquote(text)
     _only_once("db", len({int(number) for number in databases if number}) > 1)
     if kind == "cluster" and (database_of(url) or parts.path.strip("0")):
-        raise Misconfigured("a cluster has no database numbers")
+        raise Misconfigured("a cluster has no database numbers; remove this one")
     if kind == "sentinel" and not parts.path.partition("/")[0]:
         raise Misconfigured(f"name the service too: {parts.scheme}://HOST:PORT,HOST:PORT/SERVICE/DB")
     sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"

@@ -238,6 +238,7 @@ TWICE = [
     ("redis://:s3cret@h/0?password=s3cret", "it has two of password"),
     ("redis://h/0?host=i", "it has no option 'host'"),
     ("unix://run/redis.sock", "a socket is on this machine and has no host; write unix:///PATH"),
+    ("redis+cluster://h:6379/1", "a cluster has no database numbers; remove this one"),
 ]
 
 
