@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from base64 import urlsafe_b64encode
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 from quota.common.clock import boot_id
+from quota.common.findings import existing
 from quota.common.fork import start_over_in_child
 from quota.rules.entry import MACHINE_CHARS, RUN_CHARS
 
@@ -33,13 +35,12 @@ class Keys:
 
 def machine_mark(folder: Path | None, journal: str = "") -> str:
     """The mark of this machine in its keys: it depends on the host, its start, the place of the state folder, and the
-    journal. A copy of the folder has another mark."""
-    place = ""
+    journal. A copy of the folder has another mark, and so has the same path in another container."""
+    place = "" if folder is None else str(folder)
     if folder is not None:
-        try:
-            place = f"{folder}{folder.stat().st_ino}"
-        except OSError:
-            place = str(folder)
+        with suppress(OSError):
+            status = os.stat(existing(place))
+            place = f"{place}{status.st_dev}-{status.st_ino}"
     return _hashed(f"{os.uname().nodename}\0{boot_id()}\0{place}\0{journal}", MACHINE_CHARS)
 
 

@@ -45,4 +45,10 @@ def test_a_copy_of_the_state_folder_has_another_mark(tmp_path: Path) -> None:
     folder.rename(tmp_path / "put-aside")
     shutil.copytree(tmp_path / "put-aside", folder)
     assert machine_mark(folder) != mark, "at the same path, too"
+    marks = []
+    for mounted in ("/proc", "/sys"):  # roots with one number, as each container's /state in memory
+        (link := tmp_path / "link").unlink(missing_ok=True)
+        link.symlink_to(mounted)
+        marks += [machine_mark(link), machine_mark(link / "not" / "made")]
+    assert len({*marks}) == 4
     assert not Keys(folder=folder).is_of_this_machine(Keys(folder=tmp_path / "copy").next())
