@@ -70,10 +70,8 @@ _DROP_PAST = (
     "AND EXISTS (SELECT 1 FROM past WHERE project = ? AND ms >= ?)"
 )
 _LEAVE_PAST = "DELETE FROM past WHERE project = ? AND (ms, seq) > (?, ?)"
-_SHORTEN_PAST = (
-    "DELETE FROM past WHERE project = ? AND (ms, seq) <= "
-    "(SELECT ms, seq FROM past WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1 OFFSET ?)"
-)
+_TOO_MANY = "SELECT ms, seq FROM past WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1 OFFSET ?"
+_SHORTEN_PAST = "DELETE FROM past WHERE project = ? AND (ms, seq) <= (?, ?)"
 _CORRECTION = "SELECT units, ms, seq FROM corrected WHERE project = ? AND key = ?"
 _FORGET_CORRECTION = "DELETE FROM corrected WHERE project = ? AND key = ? AND ms = ? AND seq = ?"
 _CORRECT = "INSERT OR REPLACE INTO corrected VALUES (?, ?, ?, ?, ?)"
@@ -228,7 +226,10 @@ class SqliteLog(OfOneProcess, Log):
             _put(db, project, {TRIMMED: id_text(through)})
             return len(leaving)
 
-        return self._file.transact(work, write=True)
+        moved = self._file.transact(work, write=True)
+        if moved:
+            self._shorten_past(project)
+        return moved
 
     def past(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
         return self._read(_READ_PAST, (project, *after, *through, count))
@@ -240,12 +241,18 @@ class SqliteLog(OfOneProcess, Log):
     def add_past(self, project: str, entries: Sequence[Entry]) -> None:
         for at in range(0, len(entries), MAX_READ):  # others wait for each piece
             self._file.transact(partial(self._add_past, project, entries[at : at + MAX_READ]), write=True)
+        self._shorten_past(project)
 
     def _add_past(self, project: str, entries: Iterable[Entry], db: sqlite3.Connection) -> None:
         db.executemany(_ADD_PAST, [(project, *entry.id, packed(entry)) for entry in entries])
         since_ms = self._clock() - PAST_MS
         db.execute(_DROP_PAST, (project, project, since_ms, project, since_ms))
-        db.execute(_SHORTEN_PAST, (project, project, MAX_PAST))
+
+    def _shorten_past(self, project: str) -> None:
+        """Drop the oldest entries of a long past. Nobody waits while it walks through the others to find them."""
+        newest = self._file.transact(lambda db: db.execute(_TOO_MANY, (project, MAX_PAST)).fetchone(), write=None)
+        if newest is not None:
+            self._file.transact(lambda db: db.execute(_SHORTEN_PAST, (project, *newest)), write=True)
 
     # -- the ledger --------------------------------------------------------------------------------------------------
 

@@ -133,8 +133,11 @@ def test_the_past_has_a_bounded_number_of_entries(place: Place, clock: Clock, mo
     entries = added(log, *[charge() for _ in range(5)])
     log.trim(P, NOW_MS + 1)
     assert past_of(log) == entries[2:]
+    held, db = [], log._file._db  # type: ignore[attr-defined]
+    db.set_trace_callback(lambda text: "OFFSET" in text and held.append(db.in_transaction))
     log.add_past(P, old(2))
     assert past_of(log) == entries[2:]
+    assert held == [False], "nobody waits for a walk through a long past"
     add(log, charge())
 
 
