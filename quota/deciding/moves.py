@@ -25,11 +25,11 @@ from typing import Any, Literal, NamedTuple
 
 from quota.deciding.fence import Fence, FenceLostError, given_back, place
 from quota.errors import QuotaError
-from quota.ledger.log import SEAL, Log, Progress, entries_held, in_pieces, is_closed, is_fence, is_seal
+from quota.ledger.log import SEAL, Log, Progress, edge_of, entries_held, in_pieces, is_closed, is_fence, is_seal
 from quota.ledger.state import API, LONGEST, check_api
 from quota.rules import facts
 from quota.rules.claims import CLAIM, PLACE
-from quota.rules.entry import END, START, Entry, Id, just_before, read_id
+from quota.rules.entry import END, START, Entry, Id, read_id
 from quota.rules.facts import FACTS, Facts
 from quota.rules.refusals import MAX_KEYS, REFUSALS, REFUSED_SUMS
 from quota.rules.spent import SUMS
@@ -133,7 +133,7 @@ def _move(old: Log, new: Log, project: str, kind: Kind, progress: Progress) -> N
     source, target = Fence(old, project, token), Fence(new, project, token, lifts=SEAL + old.label)
     # Of two moves in opposite directions, the first to fence goes on. A sealed log needs no fence.
     fenced = [target] if was_sealed else sorted((source, target), key=lambda side: side.log.label)
-    edge, epoch = _edge(old, project), old.begin(project).epoch
+    edge, epoch = edge_of(old, project), old.begin(project).epoch
     _copy_past(old, new, project, progress)
     with given_back(*fenced):
         for side in fenced:
@@ -166,20 +166,11 @@ def _copy_past(old: Log, new: Log, project: str, progress: Progress) -> None:
 def _united(old: Log, new: Log, project: str, edge: Id, progress: Progress) -> tuple[list[Entry], Id]:
     """The union of both logs, and the id up to which it is trimmed. The union has every entry that either log still
     has, because a window of some configuration may be as long, and what left the old log since it had this `edge`."""
-    edge = min(edge, _edge(old, project), _edge(new, project))
+    edge = min(edge, edge_of(old, project), edge_of(new, project))
     is_whole = all(log.begin(project).trimmed == START for log in (old, new))
     trimmed = START if is_whole else edge
     have, seen = (entries_held(log, project, trimmed, progress) for log in (new, old))
     return union(have, missing(have, seen, trimmed, 0), new.now_ms(), trimmed), trimmed
-
-
-def _edge(log: Log, project: str) -> Id:
-    """The id after which a log is complete; END if it never had entries."""
-    beginning = log.begin(project)
-    if beginning.trimmed != START:
-        return beginning.trimmed
-    first = log.read(project, START, END, 1)
-    return just_before(first[0].id[0]) if first else END
 
 
 def charges_in(log: Log, project: str) -> int:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.text import number_in
-from quota.rules.entry import END, START, Entry, Id, read_id
+from quota.rules.entry import END, START, Entry, Id, just_before, read_id
 from quota.terms.limits import DAY_MS, Selector
 
 if TYPE_CHECKING:
@@ -319,6 +319,15 @@ def entries_held(log: Log, project: str, after: Id, progress: Progress = lambda 
     return [*entries.values()]
 
 
+def edge_of(log: Log, project: str) -> Id:
+    """The id after which a log is complete, also if its state was lost; END if it never had entries."""
+    beginning = log.begin(project)
+    if beginning.trimmed != START:
+        return beginning.trimmed
+    first = log.read(project, START, END, 1)
+    return just_before(first[0].id[0]) if first else END
+
+
 def all_entries(log: Log, project: str, after: Id = START) -> Iterator[Entry]:
     """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
     once."""
@@ -327,7 +336,7 @@ def all_entries(log: Log, project: str, after: Id = START) -> Iterator[Entry]:
         is_past = after < trimmed
         piece = log.past(project, after, trimmed, MAX_READ) if is_past else log.read(project, after, END, MAX_READ)
         if not is_past:
-            trimmed = log.begin(project).trimmed
+            trimmed = edge_of(log, project)
             if after < trimmed:
                 continue  # the next entries are in the past now
         yield from piece

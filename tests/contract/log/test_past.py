@@ -25,7 +25,7 @@ from quota.deciding.fence import Fence
 from quota.deciding.moves import Step, carry_out
 from quota.ledger import sqlite_log
 from quota.ledger.factory import open_ledger
-from quota.ledger.log import PAST_MS, Log
+from quota.ledger.log import PAST_MS, Log, all_entries
 from quota.rules.entry import Entry
 from quota.rules.spent import spent
 from quota.terms.limits import DAY_MS
@@ -41,6 +41,15 @@ def test_entries_dated_before_a_time_move_to_the_past_in_order(log: Log, clock: 
     assert log.begin(P).trimmed == old[-1].id
     assert log.trim(P, NOW_MS + 10) == 0
     assert log.begin(P).trimmed == old[-1].id
+
+
+def test_reports_read_the_past_of_a_log_whose_state_was_lost(place: Place, clock: Clock) -> None:
+    old = added(log := place.open(clock), charge(), charge())
+    clock.now_ms += 10
+    new = added(log, charge())
+    log.trim(P, clock.now_ms)
+    place.lose("state")
+    assert [*all_entries(log, P)] == [*old, *new]
 
 
 def test_a_trim_moves_a_bounded_number_the_oldest_first(log: Log) -> None:
