@@ -16,7 +16,7 @@
 --         counts     BUCKETS|METHODS|JOBS, then |calls if it counts calls. Names with commas between, or * for all
 --         cap        the limit
 --         cost       what the charge adds to the limit: its units or 1 call; 0 = the limit does not count it
---         window_ms
+--         window_ms   at most 3,650 days: the log keeps the longest window ever named
 -- Reply {OUTCOME, ID, clock_ms, EPOCH, USED of each limit}: USED includes the charge if it was admitted. ID is MS-KEY, as
 --       `quota refund` takes it, or empty.
 --       ADMITTED  the call is charged under ID: send it
@@ -28,7 +28,7 @@
 local log, state, corrected = KEYS[1], KEYS[2], KEYS[3]
 local call, match, args = redis.call, string.match, ARGV
 local epoch, key = args[3], args[4]
-local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES = 10, 4, 20000
+local FIRST_LIMIT, LIMIT_SIZE, MAX_ENTRIES, MAX_WINDOW_MS = 10, 4, 20000, 315360000000
 local CALLER_AHEAD_MS, CALLER_BEHIND_MS = 5000, 3600000
 
 -- @include parts/clock.lua
@@ -55,7 +55,8 @@ local limits, longest_ms = {}, 0
 for at = FIRST_LIMIT, #args, LIMIT_SIZE do
   local buckets, methods, jobs, rest = match(args[at], '^([^|]+)|([^|]+)|([^|]+)(.*)$')
   local cap, cost, window_ms = whole(args[at + 1]), whole(args[at + 2]), whole(args[at + 3])
-  if not (cap and cost and window_ms and window_ms > 0 and (rest == '' or rest == '|calls')) then
+  local is_window = window_ms and window_ms > 0 and window_ms <= MAX_WINDOW_MS
+  if not (cap and cost and is_window and (rest == '' or rest == '|calls')) then
     return wrong('a limit is BUCKETS|METHODS|JOBS or BUCKETS|METHODS|JOBS|calls, then cap, cost and window_ms')
   end
   limits[#limits + 1] = { buckets = buckets, methods = methods, jobs = jobs, calls = rest ~= '', cap = cap,
