@@ -125,8 +125,8 @@ def _put_back_lost(project: Project, journal: Journal, beginning: Moment) -> boo
                     return False
         except FenceLostError:
             return False
-        if told := [entry for entry in lost if entry.kind != "marker"]:  # `whole_facts` tells of facts
-            _tell(project, journal, told, beginning.clock_ms)
+        if entries := [entry for entry in lost if entry.kind != "marker"]:  # `whole_facts` tells of facts
+            _tell(project, journal, entries, beginning.clock_ms)
     journal.note(ledger=log.label)
     # Others may have changed the facts before the fence.
     facts = Facts.read(project.whole_facts(log.begin(name, (FACTS,))))
