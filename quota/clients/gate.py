@@ -22,7 +22,7 @@ from quota.clients.upstream_errors import MAX_BODY_BYTES
 from quota.common.clock import elapsed_s
 from quota.common.text import listed, show
 from quota.decision import Decision
-from quota.errors import QuotaError, SessionClosedError, UsageError
+from quota.errors import QuotaError, UsageError
 from quota.terms.api import NO_BODY, Hosts, RequestBody
 from quota.terms.arguments import text, texts
 from quota.web.documents import NO_RETRY, Problem, in_place_of, seconds
@@ -162,14 +162,11 @@ class HostGate:
     `hosts`. Its steps are awaited: `on_loop` makes a gate that waits in threads. This one asks the ledger at once, so
     `at_once` runs its steps.
 
-    `ended` belongs to a gate whose layer sends the bytes itself. Such a gate hides its charge from the layers below: a
-    request that runs meanwhile, such as one that the body of the first makes, would take that charge for its own. Once
-    `ended` is true, a request that finds the session closed passes uncharged."""
+    `sends` belongs to a gate whose layer sends the bytes itself. Such a gate hides its charge from the layers below: a
+    request that runs meanwhile, such as one that the body of the first makes, would take that charge for its own."""
 
-    def __init__(
-        self, meter: Meter, method: MethodOf | None, hosts: HostNames | None, ended: Callable[[], bool] | None = None
-    ) -> None:
-        self._ended = ended
+    def __init__(self, meter: Meter, method: MethodOf | None, hosts: HostNames | None, *, sends: bool = False) -> None:
+        self._sends = sends
         self.meter = meter
         book = meter.budget.book
         self.upstream = upstream_of(book)
@@ -247,10 +244,6 @@ class HostGate:
         verb = self.verb(verb, url, headers, body)
         try:
             call, decision = await self._decide(verb, url, body, free=bool(free), commit=True)
-        except SessionClosedError:
-            if self._ended is None or not self._ended():
-                raise
-            return None
         except UsageError:
             self.meter.counts_refused(self.name(verb, url))
             raise
@@ -261,8 +254,8 @@ class HostGate:
         return (await self._decide(verb, url, body, free=free, commit=False))[1]
 
     async def sent(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Send a charged attempt. A gate with `ended` does not tell the layers below that it is charged."""
-        return await (paid(self.hosts, send) if self._ended is None else send())
+        """Send a charged attempt. A gate that `sends` does not tell the layers below that it is charged."""
+        return await (send() if self._sends else paid(self.hosts, send))
 
     async def leave(
         self,

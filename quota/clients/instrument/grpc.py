@@ -135,7 +135,7 @@ def _interceptor(payers: Payers, place: tuple[str, int], kind: str, *, awaited: 
 
     async def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any) -> Any:
         path = details.method.decode() if isinstance(details.method, bytes) else details.method
-        payer, url = payers.of_connection("POST", "https", *place, path, awaited=awaited)
+        payer, url = payers.of_connection("POST", "https", *place, path)
         if payer is None:
             return await _result(below(details, request), awaited)
         try:

@@ -14,7 +14,7 @@ from quota.clients.upstream import upstream_of
 from quota.common.hosts import default_port, is_url, url_on
 from quota.common.redact import redact
 from quota.common.text import listed
-from quota.errors import QuotaError, Refused, SessionClosedError, UsageError
+from quota.errors import QuotaError, Refused, UsageError
 from quota.terms.api import Hosts
 from quota.web.documents import Problem
 
@@ -28,7 +28,6 @@ class Payer:
     def __init__(self, credential: Any, open_budget: Callable[[], Budget]) -> None:
         self.credential, self._open_budget = credential, open_budget
         self.hosts = Hosts(credential.hosts)
-        self._ended = False
         self._gate: HostGate | None = None
         self._async_gate: HostGate | None = None
 
@@ -48,13 +47,12 @@ class Payer:
         """The gate of this process, or, if it is `awaited`, the gate of its event loops. Of threads that ask for the
         first one at the same time, each may get its own."""
         if self._gate is None:
-            self._gate = HostGate(Meter(self._open_budget()), None, self.credential.hosts, lambda: self._ended)
+            self._gate = HostGate(Meter(self._open_budget()), None, self.credential.hosts, sends=True)
         if awaited and self._async_gate is None:
             self._async_gate = self._gate.on_loop()
         return self._async_gate if awaited and self._async_gate is not None else self._gate
 
     def close(self) -> None:
-        self._ended = True
         if self._async_gate is not None:
             self._async_gate.close()
 
@@ -88,7 +86,7 @@ class Payers:
         return any((host, port) in payer.hosts for payer in self._payers)
 
     def of_connection(
-        self, verb: str, scheme: str, host: str, port: int | None, target: str, *, awaited: bool = False
+        self, verb: str, scheme: str, host: str, port: int | None, target: str
     ) -> tuple[Payer | None, str]:
         """The payer and the URL of a request, by its connection."""
         if is_url(target):
@@ -97,26 +95,11 @@ class Payers:
         if not self.knows(host, port or default_port(scheme)):
             return None, ""
         url = url_on(scheme, host, port, target)
-        return self.of(verb, url, awaited=awaited), url
+        return self.of(verb, url), url
 
-    def of(self, verb: str, url: str, *, awaited: bool = False) -> Payer | None:
-        """The payer of a request that is about to leave, with its gate open. None if nobody pays, if a layer above has
-        paid, or if `close` was called meanwhile.
-
-        Raises UsageError if several payers fit equally well.
-        """
-        payer = self._chosen(verb, url)
-        if payer is None:
-            return None
-        try:
-            payer.gate(awaited=awaited)
-        except SessionClosedError:
-            if self._payers:
-                raise
-            return None
-        return payer
-
-    def _chosen(self, verb: str, url: str) -> Payer | None:
+    def of(self, verb: str, url: str) -> Payer | None:
+        """The payer of a request that is about to leave; None if nobody pays, or if a layer above has paid. Raises
+        UsageError if several payers fit equally well."""
         fitting = [payer for payer in self._payers if payer.hosts.serve(url)]
         if not fitting or take_paid(url):
             return None

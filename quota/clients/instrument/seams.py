@@ -68,7 +68,7 @@ def _urllib3(payers: Payers, library: str) -> Iterator[Seam]:
     async def charged(
         awaited: bool, make_request: Any, pool: Any, conn: Any, method: str, url: str, *args: Any, **options: Any
     ) -> Any:
-        payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url, awaited=awaited)
+        payer, address = payers.of_connection(method, pool.scheme, pool.host, pool.port, url)
         make = partial(make_request, pool, conn, method, url)
         if payer is None:
             answer = make(*args, **options)
@@ -170,7 +170,7 @@ def _httpx(payers: Payers, library: str) -> Iterator[Seam]:
         if payers.knows(url.host, url.port or default_port(url.scheme)):
             from quota.clients.httpx import send, url_of  # late: few programs come here
 
-            payer = payers.of(request.method, url_of(request), awaited=awaited)
+            payer = payers.of(request.method, url_of(request))
         if payer is None:
             return await handle(request) if awaited else handle(request)
         try:
@@ -198,7 +198,7 @@ def _aiohttp(payers: Payers) -> Seam:
     # A plain function, because it sees every request: one more coroutine takes half a microsecond.
     def metered(request: Any, handler: Callable[..., Any]) -> Awaitable[Any]:
         url = request.url
-        payer = payers.of(request.method, str(url), awaited=True) if payers.knows(url.raw_host, url.port) else None
+        payer = payers.of(request.method, str(url)) if payers.knows(url.raw_host, url.port) else None
         answer: Awaitable[Any] = handler(request) if payer is None else charged(payer, request, handler)
         return answer
 

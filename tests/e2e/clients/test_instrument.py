@@ -13,7 +13,6 @@ import http.client
 import importlib.util
 import io
 import json
-import logging
 import os
 import pickle
 import random
@@ -57,12 +56,9 @@ from requests.adapters import HTTPAdapter
 
 import quota
 import quota.auto
-from quota.auto import payers_of
-from quota.clients import metering
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.httpx import httpx_transport
 from quota.clients.instrument import patches
-from quota.clients.instrument.payers import Payer, Payers
 from quota.errors import Refused, behind
 from support.emulator import Emulator
 from support.http_clients import Aiohttp, AsyncHttpx, AsyncHttpx2, Httpx, Httpx2, Reply, Requests, asked_once
@@ -897,41 +893,6 @@ def test_a_request_under_way_ends_as_ever_where_it_is_uninstrumented_meanwhile(s
             return [answers[0].status, answers[1].status_code]
 
     assert asyncio.run(main()) == [429, 429]
-
-
-def test_a_request_whose_charge_meets_the_end_goes_untouched(
-    client: Client, server: PlainServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ends(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage().startswith("default_price"):  # is said between the choice of a payer and the charge
-                quota.uninstrument()
-
-    configure(server.address, book=BOOK.replace('"**" = "write"\n', ""))
-    monkeypatch.setattr(metering, "_warned", set())
-    monkeypatch.setattr(logging.getLogger("quota"), "handlers", [Ends()])
-    quota.instrument()
-    assert client(f"{server.address}/a", "POST", b"{}")[0] == 200
-    assert (len(server.arrived), charged()) == (1, [])
-
-
-@pytest.mark.parametrize("awaited", [False, True])
-def test_a_session_that_was_closed_is_no_error_only_where_nobody_is_to_pay_any_more(
-    awaited: bool, server: PlainServer
-) -> None:
-    configure(server.address)
-    url = f"{server.address}/a"
-    with quota.open() as session:
-        main = session.settings.credentials["main"]
-    with pytest.raises(quota.UsageError, match="this session is closed"):  # as at the end of the process
-        payers_of(session, None).of("GET", url, awaited=awaited)
-
-    def opened() -> quota.Budget:
-        payers.close()
-        return session.budget()
-
-    payers = Payers([Payer(main, opened)])
-    assert payers.of("GET", url, awaited=awaited) is None
 
 
 def test_uninstrumented_libraries_are_as_they_were() -> None:
