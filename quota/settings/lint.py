@@ -39,9 +39,6 @@ EXAMPLE_PROJECT = "my-project"
 OLD_DAYS = 180
 SOON_DAYS = 30
 
-CLIENTS_OWN = frozenset(("host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"))
-"""Headers of a request that say something else than its key."""
-
 
 def lint(settings: Settings) -> list[Finding]:
     """All findings about these settings, by today's prices: errors first, otherwise in the file's order."""
@@ -464,9 +461,6 @@ def lint_book(book: CostBook) -> Iterator[Finding]:
     if book.answers.units is not None and not bounds:
         message = "`units` of `answers` changes nothing: it settles calls with `reserve`, and every price is fixed"
         yield warning(location, message, "write { reserve = { default = UNITS } } in place of the price of such a call")
-    if book.key.header.lower() in CLIENTS_OWN:
-        message = f"key: clients set the header {book.key.header} themselves, so it can hold no key"
-        yield warning(location, message, "name the header in which the API takes its key")
     for number, match in enumerate(book.answers.free):
         if match.status == 200 and not match.reads_body:
             message = f"answers.free[{number}]: every good answer has status 200, so no call would count"

@@ -558,7 +558,6 @@ def test_check_names_what_is_unwise_in_a_book_once(tmp_path: Path) -> None:
     for price, text, why in (
         ("{ reserve = { default = 9 } }", "", "chat: `answers` has no `units` that say what a call with"),
         ("9", 'answers = { units = "X-Cost" }', "`units` of `answers` changes nothing: it settles calls with"),
-        ("9", 'key = { header = "host" }', "key: clients set the header host themselves, so it can hold no key"),
         ("9", "answers = { free = [{ status = 200 }] }", "answers.free[0]: every good answer has status 200"),
     ):
         (line,) = message(price, text)
