@@ -39,7 +39,7 @@ MAX_FILE_BYTES = 65_536
 def charge(file: str | None, method: str | None, units: int | None, **call: Any) -> int:
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
-    --file charges all its calls in one step, or none. It makes at most 100 charges; a call charged to two buckets
+    --file charges all calls of the file, or none. It makes at most 100 charges; a call charged to two buckets
     makes two. Each line of the file is METHOD [UNITS]; `#` begins a comment. With UNITS, METHOD need not be in the cost
     book. The output shows the units left after all calls.
 

@@ -476,8 +476,9 @@ def explain(
     call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
-    it has no such refusal or charge, the exit status is 1. If the ledger lacks this machine's last refused run, a line
-    on stderr names it. If `quota charge` is refused because the ledger did not answer, nothing is recorded.
+    it has no such refusal or charge, the exit status is 1. If a newer refusal of this machine never reached the
+    ledger, a line on stderr names its run. If `quota charge` is refused because the ledger did not answer, nothing is
+    recorded.
 
     \b
     Example:
