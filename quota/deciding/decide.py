@@ -156,7 +156,7 @@ def _compare(project: Project, checklist: Checklist, now_ms: int) -> Outcome:
     """The outcome by the totals, once all is read."""
     reading = project.reading
     used_units = tuple([reading.totals[view].used_units for view in checklist.views])
-    caps = checklist.caps_at(now_ms, reading.facts.granted(now_ms), used_units)
+    caps = checklist.caps_at(now_ms, reading.facts.granted(now_ms))
     closed = closing(reading.facts, checklist.closed_by, now_ms, project.jitter_ms)
     # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.
     room = room_of(checklist, caps, used_units)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import repeat
 from typing import NamedTuple
 
 from quota.common.clock import NEVER
@@ -87,8 +86,7 @@ def cap(
     count, so the result is the most that it will ever be.
 
     The pace of a job depends on the total that it may spend, so a job that leaves half to others spends its own half
-    evenly too. Pace delays a call but never forbids it: an unused window always has room for one call, which costs
-    `cost_units`; in a used window that is 0.
+    evenly too. Pace delays a call but never forbids it: an unused window always has room for one call.
     """
     most = granted_units(limit, granted) if granted else None
     units = max(0, (limit.limit_units if most is None else min(limit.limit_units, most)) - leave_units)
@@ -137,13 +135,9 @@ class Checklist:
         """The checklist of each call."""
         return self.each or (self,)
 
-    def caps_at(
-        self, now_ms: int | None, granted: Mapping[str, int], used_units: Iterable[int] = repeat(0)
-    ) -> tuple[int, ...]:
+    def caps_at(self, now_ms: int | None, granted: Mapping[str, int]) -> tuple[int, ...]:
         """Each limit's enforced number at `now_ms`, if upstream grants these units; None: without its pace."""
-        each = zip(self.checks, used_units, strict=False)
-        caps = [cap(limit, leave, 0 if used else cost, now_ms, granted) for (limit, cost, leave, _), used in each]
-        return tuple(caps)
+        return tuple([cap(limit, leave, cost, now_ms, granted) for limit, cost, leave, _ in self.checks])
 
 
 @dataclass(eq=False)

@@ -267,8 +267,7 @@ class LogOracle:
         start_ms, end_ms = limit.view.window.edges(now_ms)
         span_ms = end_ms - start_ms
         share = units * (now_ms - start_ms + span_ms // 8) // span_ms
-        first_units = 0 if self.used_units(limit.view, now_ms) else asked.cost_units
-        return min(units, max(first_units, 1, share))
+        return min(units, max(asked.cost_units, 1, share))
 
     def _granted_units(self, limit: Limit, now_ms: int) -> int | None:
         """What upstream's grant leaves to a limit that counts the units of one bucket, for a day or less."""
