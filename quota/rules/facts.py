@@ -30,7 +30,7 @@ from quota.common.clock import LATEST_MS, NEVER
 from quota.common.text import listed
 from quota.errors import UsageError
 from quota.terms.arguments import checked, machine_name
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, HOUR_MS
 
 FACTS = "facts"
 """The field of the state that holds the facts."""
@@ -47,6 +47,9 @@ MAX_COMPARED = 100
 
 MAX_LOSSES = 10
 """The most losses that are kept: the last ones."""
+
+LONG_MS = 2 * HOUR_MS
+"""A client waits no longer for the end of an exhaustion."""
 
 MAX_TEXT_CHARS = 500
 """Longer evidence and reasons are cut, because every new process reads the facts."""
@@ -73,10 +76,12 @@ class Exhaustion(NamedTuple):
     def opens_ms(self, jitter_ms: int) -> int:
         """When this machine goes on: up to `jitter_ms` after the end, so that machines do not come back all at once,
         but at most a tenth of the time for which the bucket was closed. On the machine that got the answer a client
-        may try again at that end. NEVER if it has no end."""
-        if self.until_ms == NEVER or self.reported_by.startswith(f"{machine_name()}:"):
+        may try again at that end, unless it is hours ahead: no client waits so long, and upstream's clock may be
+        behind at its reset. NEVER if it has no end."""
+        lasts_ms = max(0, self.until_ms - self.since_ms)
+        if self.until_ms == NEVER or (lasts_ms < LONG_MS and self.reported_by.startswith(f"{machine_name()}:")):
             return self.until_ms
-        return self.until_ms + min(jitter_ms, max(0, self.until_ms - self.since_ms) // 10)
+        return self.until_ms + min(jitter_ms, lasts_ms // 10)
 
 
 class Grant(NamedTuple):
