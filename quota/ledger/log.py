@@ -337,8 +337,8 @@ def all_entries(log: Log, project: str, after: Id = START) -> Iterator[Entry]:
         piece = log.past(project, after, trimmed, MAX_READ) if is_past else log.read(project, after, END, MAX_READ)
         if not is_past:
             trimmed = edge_of(log, project)
-            if after < trimmed:
-                continue  # the next entries are in the past now
+            if after < trimmed and (older := log.past(project, after, trimmed, MAX_READ)):
+                piece, is_past = older, True
         yield from piece
         if piece and len(piece) == MAX_READ:
             after = piece[-1].id

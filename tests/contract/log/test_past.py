@@ -25,7 +25,7 @@ from quota.deciding.fence import Fence
 from quota.deciding.moves import Step, carry_out
 from quota.ledger import sqlite_log
 from quota.ledger.factory import open_ledger
-from quota.ledger.log import PAST_MS, Log, all_entries
+from quota.ledger.log import MAX_READ, PAST_MS, Log, all_entries
 from quota.rules.entry import Entry
 from quota.rules.spent import spent
 from quota.terms.limits import DAY_MS
@@ -50,6 +50,13 @@ def test_reports_read_the_past_of_a_log_whose_state_was_lost(place: Place, clock
     log.trim(P, clock.now_ms)
     place.lose("state")
     assert [*all_entries(log, P)] == [*old, *new]
+
+
+def test_reports_read_a_log_without_a_past_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries, read, counts = added(log, charge(), charge()), log.read, list[int]()
+    monkeypatch.setattr(log, "read", lambda *wanted: counts.append(wanted[-1]) or read(*wanted))
+    assert [*all_entries(log, P)] == entries
+    assert counts.count(MAX_READ) == 1
 
 
 def test_a_trim_moves_a_bounded_number_the_oldest_first(log: Log) -> None:
