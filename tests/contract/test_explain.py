@@ -449,7 +449,7 @@ def test_a_limit_that_counts_calls_is_explained_in_calls(world: World) -> None:
     assert not world.charge("search.list", job="trending").admitted
     answer = world.shown()
     assert answer.startswith("REFUSED: limit 'searches' had 0 calls left of 9; search.list needs 1 Filled by:")
-    headings = ["What counts in limit 'searches', in calls:", "at calls of job id"]
+    headings = ["What counts in limit 'searches', in calls:", "at calls what job id"]
     assert all(text in answer for text in [*headings, *ids]), "`quota log` has the charges with these ids"
     assert "Now the same call would be refused until" in answer, "not 0 s later"
     for each in ids:
