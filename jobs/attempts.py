@@ -195,7 +195,7 @@ class Attempts(Listener):
             if refused is not None:
                 raise quota.Refused(refused) from error
             first = first_of(error)
-            if isinstance(first, SystemExit | KeyboardInterrupt) and not _is_ctrl_c(first):
+            if not (isinstance(first, Exception) or ends_program(first)):
                 why = f"fetch ended with {describe(first)}; let it return a page, or raise an error"
                 raise RuntimeError(why) from error
             if first is not error:
@@ -331,9 +331,11 @@ class Attempts(Listener):
         return [self._unnoted.popleft() for _ in range(len(self._unnoted))]
 
 
-def _is_ctrl_c(error: BaseException) -> bool:
-    """Whether Python itself raised this: a program that calls `run_job` may handle no signals. Runs of `quota` do."""
-    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def ends_program(error: BaseException) -> bool:
+    """Whether this ends the program, such as Ctrl-C or a killed greenlet: a program that calls `run_job` may handle no
+    signals. Runs of `quota` do."""
+    of_program = not isinstance(error, (Exception, SystemExit))
+    return of_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _request_of(error: BaseException) -> object:

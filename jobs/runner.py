@@ -46,7 +46,7 @@ from quota.common.clock import elapsed_s, host_clock
 from quota.common.log import line, warn
 from quota.common.redact import redact
 from quota.common.text import describe, listed, many, members, show
-from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, longest_step_ms, refusal_of
+from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, ends_program, longest_step_ms, refusal_of
 from quota.jobs.endings import RegionOutcome, failed_report, keep, refused_report, skipped
 from quota.jobs.job import Page, RunReport, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
 from quota.jobs.lock import Covers, Lock, note_covers, only_one
@@ -453,7 +453,9 @@ class _Run:
                 raise TypeError(
                     f"the sink returned {type(returned).__name__}, which nobody runs; write a plain function"
                 )
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if ends_program(error):
+                raise
             _debug("sink_failed", exc_info=True, job=self.job.name, region=self.here.region)
             why = redact(describe(error) + line_of(error, self.job.sink))
             return Failure("answer", f"sink = {self.job.sink!r}: {why}; the next round fetches the page again")

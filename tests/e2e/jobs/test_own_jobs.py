@@ -107,19 +107,22 @@ def lost(client, region, cursor):
     return Page(videos=answer["items"])
 
 def exits(client, region, cursor):
-    page = lost(client, region, cursor)
+    ends(lost(client, region, cursor))
+
+def ends(page, *given):
     for output in sys.stdout, sys.stderr: output.buffer.raw.close(), output.close()
     raise {end}
 """
 
 
 @pytest.mark.parametrize("end", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
-def test_a_function_that_ends_the_program_is_a_failed_run_with_its_units(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize("fetch", ["mine:exits", 'jobs.etl:daily"\nsink = "mine:ends'])
+def test_a_function_that_ends_the_program_fails_its_region_with_its_units(tmp_path: Path, fetch: str, end: str) -> None:
     with Emulator() as upstream:
-        write(tmp_path, "mine:exits", upstream.address)
+        write(tmp_path, fetch, upstream.address)
         (tmp_path / "mine.py").write_text(EXITS.replace("{end}", end))
         line = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
-    assert f": fetch ended with {end}" in line
+    assert line.startswith((f"daily: RuntimeError: fetch ended with {end}; ", f"daily: sink = 'mine:ends': {end} ("))
     assert f" ({tmp_path / 'mine.py'}, line {EXITS.count(chr(10))})" in line
     past = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]
     assert (past["outcome"], past["exit_status"], past["units"]) == ("failed", 1, 1)
