@@ -131,8 +131,7 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
 
         ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
     try:
-        # What a fetch function prints does not get into the report.
-        with redirect_stdout(sys.stderr), watching(job, how.quiet) as watcher:
+        with _apart(), watching(job, how.quiet) as watcher:
             refusal = (lambda: None) if ping is None else ping.start
             options = RunOptions(how.regions, how.here, None, refusal, how.stop, watcher, how.silent)
             report = run_job(session, job, options)
@@ -149,6 +148,20 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
     print_report(session, report, how)
     _follow_up(session, report, ping)
     return report
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Keep what a fetch function prints, or a program that it starts, out of the report."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _one_of_all(session: Session, job: str, how: How) -> RunReport:

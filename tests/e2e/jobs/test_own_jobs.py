@@ -60,12 +60,13 @@ def test_a_job_in_the_users_folder_jobs_is_checked_and_run(tmp_path: Path) -> No
 def test_the_report_excludes_prints_of_a_fetch_function(tmp_path: Path) -> None:
     with Emulator() as upstream:
         write(tmp_path, "mine:daily", upstream.address)
-        code = (tmp_path / "mine.py").read_text().replace("    answer =", '    print("asking", region)\n    answer =')
-        (tmp_path / "mine.py").write_text(f'print("imported")\n{code}')
+        prints = '    print("asking", region)\n    os.system("echo started")\n    answer ='
+        code = (tmp_path / "mine.py").read_text().replace("    answer =", prints)
+        (tmp_path / "mine.py").write_text(f'import os\nprint("imported")\n{code}')
         done = run(tmp_path, "run", "daily", "--json")
         others = [run(tmp_path, *command, "--json") for command in (("check",), ("plan", "--days", "1"))]
     assert json.loads(done.stdout)["outcome"] == "done"
-    assert {"imported", "asking US"} <= set(done.stderr.splitlines())
+    assert {"imported", "asking US", "started"} <= set(done.stderr.splitlines())
     for other in others:
         json.loads(other.stdout)
         assert "imported" in other.stderr.splitlines()
