@@ -295,7 +295,7 @@ class _Run:
             for checkpoint in checkpoints:
                 self.here, self.left_out = checkpoint, None
                 if self.end is None and len(self.silent) > 1 and self.silent[-1] == self.silent[-2]:
-                    why = f"{self.silent[-1]} does not answer; the other regions wait for the next run"
+                    why = f"no usable answer from {self.silent[-1]}; the other regions wait for the next run"
                     self.end = RunReport(self.session.run, self.job.name, "failed", why=why)
                 if self.end is None and checkpoint.region not in self.hold.away:
                     with in_run(self.session.run), quota.labels(job=self.job.name, region=checkpoint.region):
