@@ -26,7 +26,7 @@ from quota import Budget, Decision, Session
 from quota.budget import Listener
 from quota.clients.upstream_errors import RawAnswer, answer_in, is_any, is_transient, passed, refused_login
 from quota.common.clock import elapsed_s, host_clock
-from quota.common.files import remedy_for
+from quota.common.files import LACKS_LIBRARY, remedy_for
 from quota.common.log import line
 from quota.common.redact import redact
 from quota.common.text import describe, first_of, many, one_line, spell
@@ -385,7 +385,7 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
     if isinstance(error, OSError) and error.errno == EMFILE:
         return Failure("config", f"{error.strerror}; {remedy_for(EMFILE, '')}")
     if isinstance(error, ImportError):  # perhaps an upgrade is under way: the place is not the cause
-        return Failure("config", f"{message}; install the packages again, or run again after their upgrade")
+        return Failure("config", f"{message}; {LACKS_LIBRARY}")
     unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
     if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
         certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))

@@ -19,7 +19,7 @@ import click
 from quota.cli.options import PATH, Group
 from quota.cli.output import fail, guard_streams, log_to_stderr, unprinted
 from quota.common import log
-from quota.common.files import remedy_for
+from quota.common.files import LACKS_LIBRARY, remedy_for
 from quota.errors import QuotaError
 
 OURS = {
@@ -156,6 +156,8 @@ def _unexpected(error: Exception) -> str:
         return "no thread can be started; raise the limit of processes (ulimit -u, the container's pids)"
     if os.strerror(errno.EMFILE) in str(error):  # an import may say so in its own words
         return f"{os.strerror(errno.EMFILE)}; {remedy_for(errno.EMFILE, '')}"
+    if isinstance(error, ImportError):
+        return f"{error}; {LACKS_LIBRARY}"
     return f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it"
 
 

@@ -177,6 +177,10 @@ _REMEDIES = {
 }
 
 
+LACKS_LIBRARY = "install the packages again, or run again after their upgrade"
+"""What to do about an ImportError."""
+
+
 def remedy_for(code: int | None, otherwise: str) -> str:
     """What to do about a failure of the system that is not the file's own."""
     return _REMEDIES.get(code or 0, otherwise)

