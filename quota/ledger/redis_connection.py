@@ -86,6 +86,8 @@ class Connections:
         self._target = target
         self._pool = _pool_of(target)
         self._make: Callable[[], redis.Connection] = self._pool.make_connection  # type: ignore[assignment]  # no cache
+        manager = getattr(self._pool, "sentinel_manager", None)
+        self._sentinels: list[redis.Redis] = manager.sentinels if manager else []
         self.timeout_s = target.timeout_s
         self.wall_s = 2 * self.timeout_s + SPARE_S
         """How long a call may take if the caller sets no end."""
@@ -132,7 +134,7 @@ class Connections:
             raise
         self._idle.append(line)
         if era is not self._era:  # `close` was called meanwhile
-            _disconnect(self._idle)
+            self._let_go()
         if failure is not None:
             raise failure
         return reply
@@ -205,10 +207,15 @@ class Connections:
     def close(self) -> None:
         """Close all connections; a connection in use closes when its call ends. The next call connects again."""
         self._era = object()
-        _disconnect(self._idle)
+        self._let_go()
 
     # A forked child must not use its parent's connections. Closing its copies leaves the parent's open.
     start_over_in_child = close
+
+    def _let_go(self) -> None:
+        _disconnect(self._idle)
+        for sentinel in self._sentinels:
+            sentinel.connection_pool.disconnect(inuse_connections=False)  # another thread may be asking
 
 
 def _disconnect(idle: list[redis.Connection]) -> None:

@@ -156,9 +156,12 @@ def test_a_service_of_a_closed_session_sends_nothing(config: Path) -> None:
         assert upstream.usage()["requests"] == 0
 
 
-def test_a_ledger_that_was_closed_may_be_used_again(ledger_url: str) -> None:
+@pytest.mark.topology
+def test_a_closed_ledger_leaves_nothing_open_and_may_be_used_again(ledger_url: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
     with closing(open_ledger(ledger_url)) as ledger:
         budget = budget_of(ledger, limit(500))
         assert budget.charge("videos.list").admitted
         ledger.close()
+        assert set(os.listdir("/proc/self/fd")) <= before
         assert budget.charge("videos.list").limits[0].used_units == 2
