@@ -32,7 +32,7 @@ bench: .venv/installed-test .venv/installed-bench
 	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.inbound && \
 		../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.crowd
 
-# The full counts: 60,000 random operations on each ledger and 6,000 decisions that arrive late, two months around each
+# The full counts: 60,000 random operations on each ledger and 3,000 decisions that arrive late, two months around each
 # change of the clocks, 50 runs of a job whose machines die, 100,000 random inputs to everything that reads what others
 # wrote, a hundred kills of each job, the uploads of 500 channels, 1,500 random plans, schemas and environments, ledgers
 # that lose what they have for 10 minutes and at any call of 4,000 operations, 2,000 faults of the connections of event
