@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,9 +119,12 @@ class Mistakes(list[str]):
         return [value for row in rows if (value := self.tried(read, row)) is not None]
 
     def look_for(self, table: TomlTable) -> None:
-        """Read each key by itself, in this table and in all tables below it."""
+        """Check this table and all tables below it, and read each key by itself."""
+        self.tried(table.check)
+        passed_over = table.misspelt()
         for key, value in table.data.items():
-            if key == "methods" and table.keys is BOOK:  # a price has several forms: `_prices` reads it
+            # A price has several forms: `_prices` reads it.
+            if key in passed_over or (key == "methods" and table.keys is BOOK):
                 continue
             self.tried(table.read, key)
             kind = table.keys.get(key, table.keys.others)
@@ -129,9 +132,9 @@ class Mistakes(list[str]):
                 continue
             for path, keys, inner in tables_in(kind, value, dotted(table.path, key)):
                 if isinstance(inner, dict):
-                    below = self.tried(partial(replace, table, data=inner, path=path, keys=keys))
-                    if below is not None:
-                        self.look_for(below)
+                    below = copy(table)  # unchecked
+                    below.data, below.path, below.keys = inner, path, keys
+                    self.look_for(below)
 
     def raise_any(self, source: str) -> None:
         """Raise ConfigError if there are mistakes."""
@@ -158,11 +161,11 @@ class Mistakes(list[str]):
 def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
     """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys and wrong
     values; if there are none, what does not belong together."""
-    root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets' or 'windows'"})
+    root = TomlTable(data, source, places={"window": "a cost book calls it 'resets' or 'windows'"})
     try:
-        return _book_of(root, name)
+        return _book_of(replace(root, keys=BOOK), name)
     except ConfigError:  # only now, because each command reads a book at its start
-        wrong = Mistakes()
+        wrong, root.keys = Mistakes(), BOOK
         wrong.look_for(root)
         if not wrong:
             raise

@@ -119,13 +119,20 @@ class TomlTable:
     folder: Path = Path()
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for unknown keys, and for a broken rule."""
+        self.check()
+
+    def misspelt(self) -> list[str]:
+        """The unknown keys."""
         further = [key for key in self.data if key not in self.keys]
-        if self.keys.others is not None:
-            # If further keys name tables, any other value is a misspelt key.
-            are_tables = self.keys and isinstance(self.keys.others, Table)
-            further = [key for key in further if are_tables and not isinstance(self.data[key], dict)]
-        hints = {key: self.places.get(key) or nearest(key, self.keys) for key in further}
+        if self.keys.others is None:
+            return further
+        # If further keys name tables, any other value is a misspelt key.
+        are_tables = self.keys and isinstance(self.keys.others, Table)
+        return [key for key in further if are_tables and not isinstance(self.data[key], dict)]
+
+    def check(self) -> None:
+        """Raise ConfigError for unknown keys, and for a broken rule."""
+        hints = {key: self.places.get(key) or nearest(key, self.keys) for key in self.misspelt()}
         if len(hints) == 1:
             (key,) = hints
             raise self.error(f"unknown key; {hints[key]}", key)
@@ -138,7 +145,7 @@ class TomlTable:
     def read(self, key: str) -> Any:
         """The value of a key as its kind reads it, or the default. Raises ConfigError."""
         kind = self.keys.get(key, self.keys.others)
-        assert kind is not None  # noqa: S101  # `__init__` refused unknown keys
+        assert kind is not None  # noqa: S101  # `check` refused unknown keys
         if key in self.data or kind.required:
             return kind.read(self, key)
         if isinstance(kind, Table) and kind.empty:

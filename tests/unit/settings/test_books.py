@@ -235,8 +235,8 @@ closed = [{ status = 429 }, { status = 429 }]
     ("changes", "beginnings"),
     [
         (
-            {'api = "shop"': "api = 3", "get = 2": "get = 0", '["items.add"]': "[3]"},
-            ["api: a non-empty", "default.get: 0 is not", "pools.adding.methods: "],
+            {'api = "shop"': "api = 3\nhost = 3", "get = 2": "get = 0", '["items.add"]': "[3]"},
+            ["api: a non-empty", "host: unknown key", "default.get: 0 is not", "pools.adding.methods: "],
         ),
         (
             {"[pools.": f"{ANSWERS_AND_ROUTES}\n[pools."},

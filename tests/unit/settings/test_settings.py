@@ -442,7 +442,12 @@ MISTAKES = {
             "fech = 1\nstaggered =",
             "jobs.trending: unknown keys: fech (did you mean 'fetch'?), staggered (did you mean 'stagger'?)",
         ),
-        ("[jobs.trending]", "[credential.x]\n[jobs.trending]", "credential: unknown key; did you mean 'credentials'?"),
+        (
+            "[jobs.trending]",
+            '[credential.x]\n[jobs.trending]\npags = 1\nmax_items = "4"',
+            "3 mistakes: (1) credential: unknown key; did you mean 'credentials'? (2) jobs.trending.pags: unknown key; "
+            "did you mean 'pages'? (3) jobs.trending.max_items: a whole number is needed",
+        ),
         (
             "[jobs.trending]",
             '[credentials.other]\n[jobs.trending]\napi = "youtube-v3"',
