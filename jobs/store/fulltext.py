@@ -8,8 +8,8 @@ The index splits text into words at spaces and punctuation, but several scripts 
 This module makes each of their characters a word, and searches for several as a phrase: a search for 東京 finds
 東京タワー. Forms that Unicode calls compatible are equal: full width and half width, ligatures, a letter with its
 accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
-елка and ёлка, 12 and १२; München is both Munchen and Muenchen. A word with punctuation inside is found without it, too:
-dont and Don't, 10000 and 10,000.
+елка and ёлка, カラ and から, 12 and १२; München is both Munchen and Muenchen. A word with punctuation inside is found
+without it, too: dont and Don't, 10000 and 10,000.
 
 The index knows letters and digits only. So this module repeats each symbol, and each word that ends in +, #, ♭ or %
 or begins with a dot, after the text, in private letters: 🔥, C++, 50% and .NET are words, and `win🔥goal` still has the
@@ -87,6 +87,7 @@ _TYPED = str.maketrans(
     | dict(zip("\u0671\u0649\u06cc\u06a9", "\u0627\u064a\u064a\u0643", strict=True))
     | dict.fromkeys("\u0629\u06be\u06c0\u06c1\u06c2\u06c3\u06d5", "\u0647")
     | {"\u0901": "\u0902"}
+    | {chr(n): chr(n - 0x60) for n in (*range(0x30A1, 0x30F7), 0x30FD, 0x30FE)}  # Katakana as Hiragana
 )
 """What people type for letters that Unicode does not decompose."""
 

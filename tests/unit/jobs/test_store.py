@@ -224,7 +224,7 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
     ("title", "typed", "missing"),
     [
         # One word in two forms of Unicode.
-        ("\uff26\uff35\uff2c\uff2c \uff37\uff29\uff24\uff34\uff28 ﬁne ① ㌔", ["full width", "fine 1 キロ"], []),
+        ("\uff26\uff35\uff2c\uff2c \uff37\uff29\uff24\uff34\uff28 ﬁne ① ㌔", ["full width", "fine 1 キロ", "きろ"], []),
         ("か\u3099んば Z\u0351a\u0300l\u030ag\u0327o\u0328 שָׁלוֹם مُحَمَّد", ["がん", "zalgo", "שלום", "محمد"], []),
         # What people type for what is displayed.
         ("Ελλάδα ΟΔΌΣ", ["ελλαδα", "ΕΛΛΆΔΑ", "οδος", "Οδός"], []),
