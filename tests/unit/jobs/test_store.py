@@ -240,9 +240,9 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
         ("เเมว น้ำ กี้ หลัง", ["แมว", "น\u0e4d\u0e49า", "ก\u0e49\u0e35"], ["แอว", "กี่"]),
         ("हिन्दी अंधा જંતર അവൻ अन्न", ["हिंदी", "अन्धा", "જન્તર", "അവന്\u200d", "अन्न"], ["अंन"]),
         (
-            "Don't wi-fi: 10,000 Hawai\u02bbi צה״ל 5-10",
-            ["dont", "wifi", "10000", "hawaii", "צהל", "don't"],
-            ["510", "fi10"],
+            "Don't wi-fi: 10,000 Hawai\u02bbi צה״ל 5-10 U.S.A. v1.2",
+            ["dont", "wifi", "10000", "hawaii", "צהל", "don't", "usa", "U.S.A."],
+            ["510", "fi10", "12", "v12"],
         ),
         ("Die Straße, die Strasse", ["strasse", "straße", "STRASSE", "STRAẞE", "strass*"], ["strase"]),
         ("ÜBER-München, Århus", ["uebermuenchen", "muenchen", "munchen", "MÜNCHEN", "aarhus", "arhus"], ["muench"]),
