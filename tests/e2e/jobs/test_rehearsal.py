@@ -15,33 +15,25 @@ from quota.jobs.plan.simulation import EMPTY, read_state
 from quota.session import Session
 from quota.settings.load import load_settings
 from support.commands import Quota, one_line
+from support.configurations import configuration
 
-CONFIG = """
-textfile = "{folder}"
-[ledger]
-url = "{ledger}"
-[notify]
-command = ["sh", "-c", "cat >> {folder}/events"]
-[credentials.main]
-api = "youtube-v3"
-key = "file:key"
-endpoint = "{address}"
-limits = [{{ name = "day", units = 5, window = "24h" }}]
-[store]
-url = "sqlite:///videos.db"
+JOB = """
 [jobs.trending]
 fetch = "trending"
 regions = ["US", "DE"]
 pages = 4
 ping = "env:PING"
 {more}
+[notify]
+command = ["sh", "-c", "cat >> {folder}/events"]
 """
 
 
 def configure(quota: Quota, address: str, ledger: str = "sqlite:///ledger.db", more: str = "") -> None:
     (quota.folder / "key").write_text("a-key")
     quota.env["PING"] = f"{address}/ping"
-    quota.configure(CONFIG.format(folder=quota.folder, address=address, ledger=ledger, more=more))
+    jobs = JOB.format(folder=quota.folder, more=more)
+    quota.configure(f'textfile = "{quota.folder}"' + configuration(address, jobs, units=5, ledger=ledger))
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -20,27 +20,14 @@ from quota.settings.load import load_settings
 from quota.settings.model import JobSettings, Settings
 from quota.terms.limits import DAY_MS
 from support.commands import Quota, one_line
+from support.configurations import both_windows
 
 MONDAY = date(2026, 11, 23)
 NOON_MS = 1_795_464_000_000
 """Noon of that day in Los Angeles."""
 
-LIMITS = """
-[ledger]
-url = "sqlite:///ledger.db"
-[store]
-url = "sqlite:///videos.db"
-[credentials.main]
-api = "youtube-v3"
-[[credentials.main.limits]]
-name = "day"
-units = 10_000
-window = "24h"
-[[credentials.main.limits]]
-name = "pacific-day"
-units = 10_000
-window = { calendar = "day", zone = "America/Los_Angeles" }
-"""
+STORES = '[ledger]\nurl = "sqlite:///ledger.db"\n[store]\nurl = "sqlite:///videos.db"\n'
+LIMITS = STORES + both_windows(10_000)
 # A function of one's own: one search for each keyword, and nothing else.
 KEYWORDS = """
 [jobs.keywords]
@@ -200,7 +187,7 @@ def test_searches_have_a_bucket_of_their_own(folder: Path) -> None:
 def test_a_plan_counts_the_need_of_24_hours_over_a_midnight(folder: Path) -> None:
     night = KEYWORDS.replace('"every 45m"', '"0 18-23 * * mon"\ntimezone = "America/Los_Angeles"')
     morning = night.replace("jobs.keywords", "jobs.early").replace("18-23 * * mon", "0-5 * * tue")
-    text = LIMITS.replace("10_000", "5_000") + night + morning
+    text = STORES + both_windows(5_000) + night + morning
     plan = make_plan(settings(folder, text), 0, days=2, first_day=MONDAY, find_changes=False)
     assert {row.limit.name: row.needs_units for row in plan.limits} == {"day": 12 * 700, "pacific-day": 6 * 700}
     assert {refusal.limit for refusal in plan.outcome.refusals} == {"day"}
@@ -324,7 +311,7 @@ def test_a_schedule_that_only_todays_spending_stops_fits(folder: Path) -> None:
 
 
 def test_a_schedule_is_held_against_a_month_that_is_longer_than_the_plan(folder: Path) -> None:
-    month = LIMITS.replace("10_000", "20_000").replace('"24h"', '{ calendar = "month", zone = "UTC" }')
+    month = (STORES + both_windows(20_000)).replace('"24h"', '{ calendar = "month", zone = "UTC" }')
     planned = settings(folder, month + KEYWORDS.replace("every 45m", "0 0 * * *"))
     assert not make_plan(planned, NOON_MS, state=spent_now(19_900)).fits
     assert not make_plan(planned, NOON_MS).fits, "it is looked at for a whole month"
