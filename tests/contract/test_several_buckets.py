@@ -233,3 +233,14 @@ def test_the_outlook_is_closed_or_full_where_every_call_spends_that_bucket(setup
     budget.reopen("points", "the tests")
     assert all(budget.charge("write").admitted for _ in range(4))
     assert getattr(budget.outlook().full, "refused_by", None) == "points"
+
+
+def test_the_outlook_uses_the_price_of_the_day(setup: Setup) -> None:
+    """A limit that counts uploads alone is full as long as the cheapest of them does not fit."""
+    budget = setup.budget(limit(2_000, methods=("videos.insert",)))
+    change_ms = 1_764_835_200_000  # midnight in Los Angeles: 1,600 units before, 100 from then on
+    setup.now_ms = change_ms - 10
+    budget.charge("videos.insert")
+    assert budget.outlook().room_ms[0] is not None
+    setup.now_ms = change_ms
+    assert budget.outlook().room_ms[0] is None

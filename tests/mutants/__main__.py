@@ -44,7 +44,7 @@ CORE = (
 _DECISIONS = (
     *("unit/rules", "unit/deciding"),
     *(f"unit/test_{name}.py" for name in ("limits", "reserve", "spending")),
-    *(f"contract/test_{name}.py" for name in ("tour", "prices", "explain", "charge_many", "owners")),
+    *(f"contract/test_{name}.py" for name in ("tour", "explain", "charge_many", "owners")),
     *(f"contract/test_{name}.py" for name in ("shares", "evidence", "several_buckets", "reservations")),
     "contract/rules",
 )
