@@ -62,16 +62,6 @@ def test_entries_read_for_another_state_of_the_total_change_nothing() -> None:
     assert len(total.leaving) == 2
 
 
-def test_a_correction_counts_while_its_charge_does() -> None:
-    first, second = charge(NOON, 100), charge(NOON + 9, 10)
-    total = total_of(DAY, [first, second], NOON + 9)
-    total.take(correction(first, 40, NOON + 10))
-    assert total.used_units == 50
-    assert total.drop(NOON + DAY_MS) is None
-    total.take(correction(first._replace(units=40), 70, NOON + 11))
-    assert total.used_units == 10
-
-
 def test_a_correction_of_a_charge_that_was_trimmed_changes_nothing() -> None:
     trimmed, kept = charge(NOON, 100), charge(NOON + 1, 10)
     total = total_of(DAY, [kept, correction(trimmed, 0, NOON + 2)], NOON + 2, trimmed.id)
@@ -87,16 +77,6 @@ def test_a_correction_goes_by_what_its_charge_counts_here_whatever_its_author_th
     monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 1)
     entries = [charge(NOON - 1, 100), first, correction(first, 40, NOON + 1)]
     assert total_of(DAY, entries, NOON + 1).used_units == 140, "it also counts once if nobody holds its charge"
-
-
-def test_a_clock_that_goes_back_counts_again_what_had_left() -> None:
-    entries = [charge(NOON, 5), charge(NOON + HOUR_MS)]
-    total = total_of(DAY, entries, NOON + HOUR_MS)
-    assert (total.drop(NOON + DAY_MS), total.used_units) == (None, 1)
-    assert (total.drop(NOON + DAY_MS - 1), total.used_units, total.head) == (None, 0, (NOON - 1, 2**53))
-    for entry in entries:
-        total.take(entry)
-    assert total.used_units == 6
 
 
 @pytest.mark.parametrize(
