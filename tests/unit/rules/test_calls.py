@@ -309,8 +309,3 @@ def test_each_call_is_charged_under_a_key_of_its_own_and_each_further_bucket_und
     )
     reserved = charges_of([both], "job", "DE", lambda: "k", reserved=True)
     assert [charge.key for charge in reserved] == ["k~", "k~+1"]
-
-
-def test_a_price_that_is_an_upper_bound_is_charged_as_a_reservation() -> None:
-    made = checklists(limit())["x", None, (Part("units", 9, Reserve(9)),), ""]
-    assert [charge.key for charge in charges_of([made], "", "", lambda: "k")] == ["k~"]
