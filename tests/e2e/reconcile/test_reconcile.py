@@ -12,10 +12,9 @@ from rich.console import Console
 from quota.cli.output import render_parts
 from quota.cli.reconcile import notices_of, reconciled_parts
 from quota.reports.status import read_status
-from quota.rules.facts import Compared, Exhaustion, Grant
+from quota.rules.facts import Compared, Exhaustion
 from quota.terms.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
 from support.losses import KINDS
-from support.plain_http import Answer, PlainServer
 from support.reconciling import Site
 
 each_ledger = pytest.mark.parametrize("site", KINDS, indirect=True)
@@ -144,17 +143,6 @@ def test_an_unexplained_exhaustion_is_reported(site: Site) -> None:
     with site.session() as session:
         (row,) = read_status(session).credentials
         assert row.early == ()
-
-
-def test_a_quota_stays_if_upstream_names_none_later(site: Site) -> None:
-    """Its newest sample may be missing for a while. A grant that is too old is not believed any more."""
-    with site.session() as session:
-        session.project().state.grant([Grant("units", 700, site.now_ms, site.now_ms + DAY_MS)])
-    with PlainServer(lambda _: Answer(200, b"{}")) as silent:
-        site.configure(silent.address)
-        result = site.reconcile()
-        assert ([row.granted_units for row in result.lowered], result.changed) == ([700, 700], False)
-        assert site.reconcile(after_ms=DAY_MS).lowered == ()
 
 
 @each_ledger
