@@ -40,21 +40,6 @@ def test_a_correction_without_its_charge_and_what_is_no_charge_are_left_out() ->
     assert spent(entries) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "corrections", "reserved_units"),
-    [("key~", [], 100), ("key~", [40], 0), ("key~", [100], 0), ("key", [], 0), ("key~+1", [], 0)],
-)
-def test_a_reservation_is_open_until_it_is_settled(key: str, corrections: list[int], reserved_units: int) -> None:
-    of = charge(1, 100, key=key)
-    (row,) = spent([of, *[correction(of, units, 100, 3) for units in corrections]])
-    assert (row.reserved_units, row.settled) == (reserved_units, bool(corrections))
-
-
-def test_the_key_of_a_charge_says_its_run_and_whether_it_is_the_first_of_its_call() -> None:
-    first, further = spent([charge(1, 1, key="run-0001key"), charge(1, 1, key="run-0001key+1")])
-    assert (first.run, first.is_first, further.is_first) == ("run-0001", True, False)
-
-
 def test_the_largest_count_of_each_name_is_shown_until_its_period_ends() -> None:
     def heard(ms: int, units: int, until_ms: int, name: str) -> Entry:
         return Entry((ms, 0), units, "units", "", "", "", f"o{ms}", "others", name, (0, until_ms))
