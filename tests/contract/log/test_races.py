@@ -1,11 +1,11 @@
-"""Processes, forks and threads at one log: what was decided by the same reading happens once."""
+"""Processes at one log: what was decided by the same reading happens once."""
 
 from __future__ import annotations
 
-from contract.log.logs import P, Place, add, charge, entries_of
+from contract.log.logs import P, Place, charge, entries_of
 from quota.ledger.log import Append, Log
 from quota.rules.entry import START
-from support.processes import Children, in_child
+from support.processes import Children
 
 CAP = 40
 """How many units may be charged in these tests."""
@@ -35,11 +35,3 @@ def test_the_cap_admits_exactly_its_number_of_eight_processes(place: Place) -> N
     assert sum(made) == len(ids) == CAP
     assert len({entry.key for entry in entries_of(log)}) == CAP
     assert ids == sorted(set(ids))
-
-
-def test_a_forked_child_goes_on_with_the_log_of_its_parent(place: Place) -> None:
-    log = place.open()
-    add(log, charge())
-    assert in_child(lambda: add(log, charge())) == entries_of(log)[1].id
-    add(log, charge())
-    assert len(entries_of(log)) == 3
