@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,24 +28,22 @@ JITTER_MS = 7
 HOUR = Calendar("hour", "UTC")
 
 
-def limit(units: int, name: str = "day", *, shadow: bool = False, **more: Any) -> Limit:
-    window = more.pop("window", Calendar("day", "UTC"))
-    view = View(Selector(**{"buckets": ("units",), **more}), window)
-    return Limit(name, units, view, units, 0, shadow=shadow)
+def limit(units: int, name: str = "day", **more: Any) -> Limit:
+    view = View(Selector(**{"buckets": ("units",), **more}), Calendar("day", "UTC"))
+    return Limit(name, units, view, units, 0)
 
 
 class Asked:
-    """A call of so many units by the job "job", or several that cost as much together."""
+    """A call of 100 units."""
 
-    def __init__(self, *limits: Limit, cost: int = 100, leave: Mapping[str, int] | None = None, calls: int = 1) -> None:
+    def __init__(self, *limits: Limit) -> None:
         self.project = Project(SqliteLog(clock=lambda: NOW), "project", clock=lambda: NOW, jitter_ms=JITTER_MS)
         self.project.read_on()
-        self.checklists = Checklists("main", BOOK, limits, {"job": leave or {}}, lambda: NOW)
-        self.answers = Answers("main", self.project, self.checklists)
-        checklist = self.checklists["videos.list", cost // calls, None, "job"]
-        self.checklist = checklist if calls == 1 else self.checklists.sum_of([checklist] * calls, "job")
+        checklists = Checklists("main", BOOK, limits, {}, lambda: NOW)
+        self.answers = Answers("main", self.project, checklists)
+        self.checklist = checklists["videos.list", 100, None, "job"]
 
-    def decision(self, reason: str, *used: int, commit: bool = True, **more: Any) -> Decision:
+    def decision(self, reason: str, *used: int, **more: Any) -> Decision:
         """What follows where each limit counts so much after the decision."""
         facts = more.pop("facts", Facts())
         for view, units in zip(self.checklist.views, used, strict=False):
@@ -54,27 +51,7 @@ class Asked:
             self.project.reading.totals[view] = total_of(view, [charge], NOW)
         caps = self.checklist.caps_at(NOW, facts.granted(NOW))
         outcome = Outcome(reason, NOW, used, caps, facts=facts, **more)
-        return self.answers.decision(self.checklist, outcome, commit=commit)
-
-
-@pytest.mark.parametrize(
-    ("limits", "used", "remaining"),
-    [
-        ([limit(500)], (499,), 1),
-        ([limit(500)], (500,), 0),
-        # Of several limits, that with the fewest further calls; of two with as many, the first.
-        ([limit(500), limit(600, "b")], (300, 300), 200),
-        ([limit(550, "b"), limit(500)], (300, 300), 250),
-        ([limit(500), limit(3, "calls", count="calls")], (100, 1), 2),
-        ([limit(500), limit(9, "calls", count="calls")], (300, 1), 200),
-        # A shadow refuses nobody.
-        ([limit(500), limit(110, "trial", shadow=True)], (100, 100), 400),
-    ],
-)
-def test_the_tightest_limit_gives_what_remains(limits: list[Limit], used: tuple[int, ...], remaining: int) -> None:
-    decision = Asked(*limits).decision("ok", *used)
-    assert (decision.admitted, decision.reason, decision.source) == (True, "ok", "ledger")
-    assert (decision.remaining_units, decision.retry_at_ms, decision.refused_by) == (remaining, None, None)
+        return self.answers.decision(self.checklist, outcome, commit=True)
 
 
 def test_a_limit_of_calls_is_shown_in_calls() -> None:
@@ -89,20 +66,6 @@ def test_a_reason_names_the_cost_of_a_call_that_is_more_than_is_left() -> None:
     refused = Asked(limit(500)).decision("limit", 450)
     assert refused.why() == "limit 'day' has 450 of 500 units used, videos.list needs 100"
     assert "(100 units) on main: limit 'day' has 450 of 500 units used; next at " in refused.sentence(), "named once"
-
-
-@pytest.mark.parametrize(
-    ("leave", "used", "reason", "detail"),
-    [
-        # It would fit, were nothing left to others: up to 500 - 100.
-        (200, 400, "leave", "this job leaves 200 to others"),
-        (200, 401, "limit", "this job leaves 200 to others"),
-        (0, 401, "limit", ""),
-    ],
-)
-def test_leave_is_the_reason_if_the_call_would_fit_without_it(leave: int, used: int, reason: str, detail: str) -> None:
-    decision = Asked(limit(500), leave={"day": leave}).decision("limit", used)
-    assert (decision.reason, decision.detail, decision.refused_by) == (reason, detail, "day")
 
 
 @pytest.mark.parametrize(
