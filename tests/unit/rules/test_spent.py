@@ -1,4 +1,4 @@
-"""What was charged, as people see it: each charge with what it counts now, and the sums of all charges."""
+"""What was charged, as people see it: the units of others, and the sums of all charges."""
 
 from __future__ import annotations
 
@@ -6,38 +6,7 @@ import pytest
 
 from quota.rules.entry import START, Entry
 from quota.rules.refusals import MAX_ROWS, OTHER
-from quota.rules.spent import ChargedSum, Spent, Sums, others, spent
-
-
-def charge(ms: int, units: int, *, key: str) -> Entry:
-    return Entry((ms, 0), units, "units", "list", "job", "DE", key)
-
-
-def correction(of: Entry, units: int, before_units: int, ms: int) -> Entry:
-    return of._replace(
-        id=(ms, 0), units=units, key=f"c{ms}", kind="correction", of=of.key, at=of.id, before_units=before_units
-    )
-
-
-FIRST, SECOND = charge(1, 100, key="run-0001first"), charge(2, 5, key="run-0001second")
-
-
-def test_a_charge_counts_what_its_newest_correction_says_and_keeps_what_it_was_charged() -> None:
-    entries = [FIRST, SECOND, correction(FIRST, 40, 100, 3), correction(FIRST, 60, 40, 4)]
-    assert spent(entries) == [
-        Spent((1, 0), 60, 100, "units", "list", "job", "DE", "run-0001first", settled=True),
-        Spent((2, 0), 5, 5, "units", "list", "job", "DE", "run-0001second"),
-    ]
-
-
-def test_a_correction_without_its_charge_and_what_is_no_charge_are_left_out() -> None:
-    entries = [
-        correction(FIRST, 40, 100, 3),
-        SECOND._replace(kind="others"),
-        SECOND._replace(kind="marker"),
-        SECOND._replace(kind="unreadable"),
-    ]
-    assert spent(entries) == []
+from quota.rules.spent import ChargedSum, Sums, others
 
 
 def test_the_largest_count_of_each_name_is_shown_until_its_period_ends() -> None:
@@ -45,7 +14,7 @@ def test_the_largest_count_of_each_name_is_shown_until_its_period_ends() -> None
         return Entry((ms, 0), units, "units", "", "", "", f"o{ms}", "others", name, (0, until_ms))
 
     entries = [
-        FIRST,
+        call(1, 100),
         heard(2, 900, 50, "usage"),
         heard(3, 950, 50, "usage"),
         heard(4, 900, 60, "usage"),
