@@ -140,12 +140,6 @@ def test_the_end_of_a_run_that_was_replaced_changes_nothing(jobs: Jobs) -> None:
     assert asked(jobs, claim_of("c")).elsewhere["DE"].owner == "b"
 
 
-def test_a_run_that_failed_gives_its_regions_back(jobs: Jobs) -> None:
-    asked(jobs, claim_of("a"))
-    end(jobs, claim_of("a"), "failed")
-    assert lost(jobs, claim_of("b")) == []
-
-
 def test_a_claim_dated_ahead_of_the_clock_is_dated_now(jobs: Jobs) -> None:
     """The ledger's clock was a year ahead: nothing stays closed for a year."""
     jobs.now_ms += 365 * 24 * HOUR_MS
