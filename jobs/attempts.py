@@ -388,8 +388,9 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
         return Failure("config", f"{message}; {LACKS_LIBRARY}")
     unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
     if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
-        certificate = is_any(error, (("ssl", "SSLCertVerificationError"),))
-        return Failure("config" if certificate else "transient", message)
+        if is_any(error, (("ssl", "SSLCertVerificationError"),)):
+            return Failure("config", f"{message}; check endpoint, proxies and trusted CAs")
+        return Failure("transient", message)
     if type(error).__name__ in ("HttpLib2Error", "InvalidProxyURL"):  # no way to go; a subclass is about one answer
         return Failure("config", f"{message}; check endpoint and proxies")
     refused = refused_login(error)

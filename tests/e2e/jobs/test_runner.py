@@ -26,10 +26,11 @@ from quota.jobs.progress import Watcher
 from quota.jobs.runner import RunOptions, run_job
 from quota.jobs.store.checkpoints import Checkpoint
 from quota.jobs.ticks import Tick
-from support.certificates import private_key
+from support.certificates import Certificates, private_key
 from support.configurations import configuration
 from support.emulator import Emulator, faulted
 from support.installation import Installation, outcomes
+from support.plain_http import Answer, PlainServer
 from support.processes import in_child
 from support.servers import until
 
@@ -425,6 +426,13 @@ def test_a_missing_package_ends_the_run_and_keeps_the_place(bench: Bench, monkey
     assert outcomes(bench.run()) == {"US": "done"}
     bench.configure(fetch=bench.own_fetch("def fetch(client, region, cursor):\n    import not_there"))
     assert bench.run().why.endswith(".py, line 3)")
+
+
+def test_an_untrusted_certificate_ends_the_run_and_says_what_to_check(bench: Bench, tmp_path: Path) -> None:
+    with PlainServer(lambda _: Answer(200), Certificates(tmp_path).server) as foreign:
+        bench.configure(endpoint=foreign.address)
+        report = bench.run()
+    assert (report.exit_status, "; check endpoint, proxies and trusted CAs" in str(report.why)) == (78, True)
 
 
 @pytest.mark.parametrize("away", ["http://127.0.0.1:9", "the token server"])
