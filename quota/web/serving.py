@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -117,17 +118,18 @@ def listening_at(path: str) -> Iterator[socket.socket]:
     where = one_line(path)
     listener = socket.socket(socket.AF_UNIX)
     try:
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.lstat(path).st_mode) and listener.connect_ex(path) == errno.ECONNREFUSED:
-                os.unlink(path)  # left by a killed process
-        listener.close()
-        listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
-        try:
-            listener.bind(path)
-        finally:
-            os.umask(before)
-        listener.listen(BACKLOG)
+        with _turn_in(os.path.dirname(path) or "."):
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.lstat(path).st_mode) and listener.connect_ex(path) == errno.ECONNREFUSED:
+                    os.unlink(path)  # left by a killed process
+            listener.close()
+            listener = socket.socket(socket.AF_UNIX)
+            before = os.umask(0o177)
+            try:
+                listener.bind(path)
+            finally:
+                os.umask(before)
+            listener.listen(BACKLOG)
         listener.setblocking(False)
         mine = os.lstat(path).st_ino
     except (OSError, ValueError) as error:
@@ -141,6 +143,18 @@ def listening_at(path: str) -> Iterator[socket.socket]:
         with suppress(OSError):
             if os.lstat(path).st_ino == mine:
                 os.unlink(path)
+
+
+@contextmanager
+def _turn_in(folder: str) -> Iterator[None]:
+    """Entered by one process at a time: a socket that another has bound, and not listened at yet, looks like one left
+    behind. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def address_of(listener: socket.socket) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quota.errors import UsageError
+from quota.errors import QuotaError, UsageError
 from quota.web.documents import Check, Problem, health, seconds, send_problem
-from quota.web.serving import listen, names_of, protected, require_web
+from quota.web.serving import _turn_in, listen, listening_at, names_of, protected, require_web
 
 
 async def nothing_here(scope: Any, receive: Any, send: Any) -> None:
@@ -129,3 +133,21 @@ def test_the_second_piece_of_an_answer_waits_for_nobody() -> None:
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_socket_that_is_being_made_is_not_taken_for_one_left_behind(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+
+    def listen() -> None:
+        with listening_at(path):
+            pass
+
+    with socket.socket(socket.AF_UNIX) as first, ThreadPoolExecutor(1) as pool:
+        with _turn_in(str(tmp_path)):
+            first.bind(path)
+            second = pool.submit(listen)
+            time.sleep(0.2)  # a chance to remove it
+            first.listen()
+        with pytest.raises(QuotaError, match="Address already in use"):
+            second.result()
+        assert os.path.exists(path)
