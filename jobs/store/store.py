@@ -384,17 +384,20 @@ class Store(AbstractContextManager["Store"]):
         query, also after MATCH, for a statement that writes, and for a number that SQLite cannot hold."""
 
         def work(db: sqlite3.Connection) -> list[Any]:
+            db.set_authorizer(_allow)
             try:
                 return db.execute(sql, values).fetchall()
             except (sqlite3.ProgrammingError, sqlite3.Warning, OverflowError) as error:
                 raise ValueError(f"store.select: {error}") from error
             except sqlite3.DatabaseError as error:
                 code = getattr(error, "sqlite_errorcode", None)
-                if code == sqlite3.SQLITE_READONLY:
+                if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH):
                     raise ValueError("store.select only reads; a Page has what the store is to keep") from error
                 if code != sqlite3.SQLITE_ERROR:
                     raise
                 raise ValueError(f"store.select: {error}") from error
+            finally:
+                db.set_authorizer(None)
 
         return self._reading.transact(work, write=False)
 
@@ -465,6 +468,24 @@ class Store(AbstractContextManager["Store"]):
         expired = {**FIRST_PAGE, "cutoff_ms": cutoff_ms}
         self._write(lambda db: [db.execute(sql, expired) for sql in _EXPIRE])
         return deleted
+
+
+_NO_QUERIES = frozenset(
+    (
+        sqlite3.SQLITE_ATTACH,
+        sqlite3.SQLITE_DETACH,
+        sqlite3.SQLITE_TRANSACTION,
+        sqlite3.SQLITE_SAVEPOINT,
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    )
+)
+"""What even a read-only connection does. Through ATTACH it could write to this file."""
+
+
+def _allow(action: int, *_: object) -> int:
+    """SQLite asks this of each part of a statement."""
+    return sqlite3.SQLITE_DENY if action in _NO_QUERIES else sqlite3.SQLITE_OK
 
 
 _UNRANK = "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?"

@@ -569,6 +569,7 @@ def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench
         ("store.select('SELECT 1 FROM videos_text WHERE videos_text MATCH :w', w='(')", "ValueError: store.select: "),
         ("store.select('SELECT :n', n=2**63)", "ValueError: store.select: Python int too large"),
         ("store.select('DELETE FROM rows')", "ValueError: store.select only reads"),
+        ("store.select(\"ATTACH ':memory:' AS z\")", "ValueError: store.select only reads"),
         ("store.select('SELECT 1; DELETE FROM rows')", "ValueError: store.select: "),
         ("raise ValueError('key=AIza' + 'x' * 35)", "ValueError: key=[redacted]"),
         ("raise MemoryError", "MemoryError (/"),
