@@ -332,10 +332,10 @@ class Attempts(Listener):
 
 
 def ends_program(error: BaseException) -> bool:
-    """Whether this ends the program, such as Ctrl-C or a killed greenlet: a program that calls `run_job` may handle no
-    signals. Runs of `quota` do."""
-    of_program = not isinstance(error, (Exception, SystemExit))
-    return of_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    """Whether this ends a program that calls `run_job`, such as Ctrl-C or a killed greenlet. Runs of `quota` handle the
+    signals, and nothing else may end them."""
+    of_quota = getattr(signal.getsignal(signal.SIGTERM), "__module__", "") == interruption.__name__
+    return not (of_quota or isinstance(error, (Exception, SystemExit)))
 
 
 def _request_of(error: BaseException) -> object:

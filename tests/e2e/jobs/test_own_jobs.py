@@ -129,6 +129,13 @@ def test_a_function_that_ends_the_program_fails_its_region_with_its_units(tmp_pa
     assert (past["outcome"], past["exit_status"], past["units"]) == ("failed", 1, 1)
 
 
+def test_what_ends_a_program_that_handles_signals_ends_a_run_of_it(tmp_path: Path) -> None:
+    write(tmp_path, "mine:killed")
+    (tmp_path / "mine.py").write_text("def killed(*_):\n    raise GeneratorExit\n")
+    program = "import quota, signal, quota.jobs.runner as r; signal.signal(2, print); r.run_job(quota.open(), 'daily')"
+    assert Quota(tmp_path)(script=program).stderr.endswith("\nGeneratorExit\n")
+
+
 def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
     with Emulator() as upstream:
         write(tmp_path, "mine:lost", upstream.address)
