@@ -209,8 +209,11 @@ class Connections:
         self._era = object()
         self._let_go()
 
-    # A forked child must not use its parent's connections. Closing its copies leaves the parent's open.
-    start_over_in_child = close
+    def start_over_in_child(self) -> None:
+        # A forked child must not use its parent's connections. Closing its copies leaves the parent's open. The library
+        # closes those to sentinels under a lock, which another thread of the parent may have held.
+        self._era = object()
+        _disconnect(self._idle)
 
     def _let_go(self) -> None:
         _disconnect(self._idle)

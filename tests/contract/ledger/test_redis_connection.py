@@ -196,3 +196,12 @@ def test_options_in_the_url_are_the_librarys(server: RedisServer) -> None:
         assert sorted(state.claim(claim_of("b")).elsewhere) == ["DE", "US"]
         assert abs(ledger.now_ms() - time.time_ns() // 1_000_000) < 5_000
         assert on_server(server) == 1
+
+
+def test_a_forked_child_waits_for_no_lock_of_the_library() -> None:
+    connections = Connections(target_of("redis+sentinel://127.0.0.1:1/s", TIMEOUT_S))
+    child = threading.Thread(target=connections.start_over_in_child, daemon=True)
+    with connections._sentinels[0].connection_pool._lock:  # by a thread that the child does not have
+        child.start()
+        child.join(SHORT_S)
+        assert not child.is_alive()
