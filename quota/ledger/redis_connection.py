@@ -86,8 +86,9 @@ class Connections:
         self._target = target
         self._pool = _pool_of(target)
         self._make: Callable[[], redis.Connection] = self._pool.make_connection  # type: ignore[assignment]  # no cache
-        manager = getattr(self._pool, "sentinel_manager", None)
-        self._sentinels: list[redis.Redis] = manager.sentinels if manager else []
+        self._sentinels: list[redis.Redis] = []
+        if isinstance(self._pool, SentinelConnectionPool):
+            self._sentinels = self._pool.sentinel_manager.sentinels
         self.timeout_s = target.timeout_s
         self.wall_s = 2 * self.timeout_s + SPARE_S
         """How long a call may take if the caller sets no end."""
