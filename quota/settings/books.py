@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -132,9 +131,7 @@ class Mistakes(list[str]):
                 continue
             for path, keys, inner in tables_in(kind, value, dotted(table.path, key)):
                 if isinstance(inner, dict):
-                    below = copy(table)  # unchecked
-                    below.data, below.path, below.keys = inner, path, keys
-                    self.look_for(below)
+                    self.look_for(replace(table, data=inner, path=path, keys=keys))
 
     def raise_any(self, source: str) -> None:
         """Raise ConfigError if there are mistakes."""
@@ -161,11 +158,11 @@ class Mistakes(list[str]):
 def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
     """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys and wrong
     values; if there are none, what does not belong together."""
-    root = TomlTable(data, source, places={"window": "a cost book calls it 'resets' or 'windows'"})
+    root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets' or 'windows'"})
     try:
-        return _book_of(replace(root, keys=BOOK), name)
+        return _book_of(root, name)
     except ConfigError:  # only now, because each command reads a book at its start
-        wrong, root.keys = Mistakes(), BOOK
+        wrong = Mistakes()
         wrong.look_for(root)
         if not wrong:
             raise
@@ -173,6 +170,7 @@ def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
 
 
 def _book_of(root: TomlTable, name: str) -> CostBook:
+    root.check()
     wrong = Mistakes()
     buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").all().items()}
     if not buckets:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -100,7 +99,7 @@ def read_config(config: str | Path | None) -> tuple[TomlTable, Path | None]:
         if "__" in name:  # with single underscores it may be another program's
             raise ConfigError(f"environment variable {name}: sets no key of the configuration; {REMEDY}")
     data, paths = overlaid(parse_toml(text, source), variables)
-    return TomlTable(_plain(data, source), source, places=PLACES, variables=paths, folder=folder), path
+    return TomlTable(_plain(data, source), source, keys=ROOT, places=PLACES, variables=paths, folder=folder), path
 
 
 def load_settings(config: str | Path | None = None) -> Settings:
@@ -119,7 +118,7 @@ def given_settings(tables: Mapping[str, Any]) -> Settings:
     data = _plain(tables, GIVEN)
     if not isinstance(data, dict):
         raise ConfigError(f'{GIVEN}: give a dict, as {{"credentials": {{"main": {{"api": "youtube-v3"}}}}}}')
-    return settings_of(TomlTable(data, GIVEN, places=PLACES, folder=Path.cwd()))
+    return settings_of(TomlTable(data, GIVEN, keys=ROOT, places=PLACES, folder=Path.cwd()))
 
 
 def _plain(value: Any, source: str, depth: int = 0) -> Any:
@@ -153,15 +152,15 @@ def settings_of(root: TomlTable, path: Path | None = None) -> Settings:
     """The checked values of all tables, which came from the file at `path`. Raises ConfigError: it lists the first
     mistake that the reader meets, each misspelt key, and each value that is wrong by itself."""
     try:
-        return _settings_of(replace(root, keys=ROOT), path)
+        return _settings_of(root, path)
     except ConfigError as error:
-        root.keys = ROOT
         wrong = Mistakes(error.mistakes or (str(error),))
         wrong.look_for(root)
         raise wrong.error(root.source) from None
 
 
 def _settings_of(root: TomlTable, path: Path | None) -> Settings:
+    root.check()
     credentials = _credentials(root) if "credentials" in root else {}
     ledger = _ledger(root.read("ledger"), _identity(path, root.source), credentials)
     jobs = _jobs(root.read("jobs").all(), credentials)

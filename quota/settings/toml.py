@@ -104,9 +104,10 @@ ANY = Keys({}, others=NOTHING)
 class TomlTable:
     """One table of a TOML file. It may have only these `keys`.
 
-    The keys are checked first, so a misspelt key is reported as misspelt, not as missing. `places` has a hint for each
-    key that belongs in another table. `variables` has the environment variable of each path that a variable set. Paths
-    in the table are relative to `folder`.
+    A table is checked before it is read, so that a misspelt key is reported as misspelt, not as missing: `inner` does
+    it, and whoever makes the root calls `check`. `places` has a hint for each key that belongs in another table.
+    `variables` has the environment variable of each path that a variable set. Paths in the table are relative to
+    `folder`.
     """
 
     data: Mapping[str, Any]
@@ -117,9 +118,6 @@ class TomlTable:
     places: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     folder: Path = Path()
-
-    def __post_init__(self) -> None:
-        self.check()
 
     def misspelt(self) -> list[str]:
         """The unknown keys."""
@@ -178,11 +176,13 @@ class TomlTable:
         return key in self.data
 
     def inner(self, value: object, key: str, keys: Keys = ANY, index: int | None = None) -> TomlTable:
-        """`value`, found at `key`, as a table."""
+        """`value`, found at `key`, as a checked table."""
         if not isinstance(value, dict):
             raise self.error("a table is needed", key)
         path = dotted(self.path, key) + ("" if index is None else f"[{index}]")
-        return replace(self, data=value, path=path, keys=keys)
+        table = replace(self, data=value, path=path, keys=keys)
+        table.check()
+        return table
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
