@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -334,8 +333,7 @@ class Attempts(Listener):
 def ends_program(error: BaseException) -> bool:
     """Whether this ends a program that calls `run_job`, such as Ctrl-C or a killed greenlet. Runs of `quota` handle the
     signals, and nothing else may end them."""
-    of_quota = getattr(signal.getsignal(signal.SIGTERM), "__module__", "") == interruption.__name__
-    return not (of_quota or isinstance(error, (Exception, SystemExit)))
+    return not (interruption.handles_signals() or isinstance(error, (Exception, SystemExit)))
 
 
 def _request_of(error: BaseException) -> object:

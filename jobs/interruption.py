@@ -47,16 +47,23 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
     woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     wakeups = _Wakeups(before.get(signal.SIGTERM))
     start_over_in_child(wakeups)
+    _blocks.append(wakeups)
     waits = f"interrupted; the page in flight is stored if it arrives within {STOP_WITHIN_S:g} s" if says else ""
     _thread.start_new_thread(_count_down, (reading, over, statuses or {}, waits))
     try:
         yield lambda: seen[0] if seen else 0
     finally:
         over.append(True)
+        _blocks.remove(wakeups)
         signal.set_wakeup_fd(woken_before)
         os.close(writing)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def handles_signals() -> bool:
+    """Whether this process is in such a block."""
+    return bool(_blocks)
 
 
 @dataclass(eq=False)
@@ -71,6 +78,8 @@ class _Wakeups:
         if self.before is not None:
             signal.signal(signal.SIGTERM, self.before)
 
+
+_blocks: list[_Wakeups] = []
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

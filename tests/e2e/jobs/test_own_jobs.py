@@ -99,7 +99,7 @@ def test_an_import_of_jobs_names_quota_jobs(tmp_path: Path) -> None:
 
 
 EXITS = """
-import sys
+import signal, sys
 from quota.jobs.job import Page, first_attempt
 
 @first_attempt(lambda cursor: sys.exit("no such method"))
@@ -111,6 +111,7 @@ def exits(client, region, cursor):
     ends(lost(client, region, cursor))
 
 def ends(page, *given):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for output in sys.stdout, sys.stderr: output.buffer.raw.close(), output.close()
     raise {end}
 """
