@@ -26,6 +26,8 @@ _OPTIONS = ("db", "username", "password", "client_name", *TIMEOUTS)
 _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 _OF_SENTINELS = ("sentinel_username", "sentinel_password", "sentinel_ssl")
 
+_FORMS = {"": "HOST:PORT/DB", "sentinel": "HOST:PORT,HOST:PORT/SERVICE/DB", "cluster": "HOST:PORT,HOST:PORT"}
+
 FALSE = ("0", "F", "FALSE", "N", "NO")
 TRUE = ("1", "T", "TRUE", "Y", "YES")
 _LONGEST_S = 1e6
@@ -108,50 +110,23 @@ class Target(NamedTuple):
 
 def target_of(url: str, timeout_s: float) -> Target:
     """The target of a url. Raises ValueError, TypeError or Misconfigured if it cannot be used."""
-    parts = _Parts.of(url)
-    kind, is_secure = parts.kind, parts.scheme.startswith("rediss")
-    databases = (parts.database_in_path, parts.option("db"))
     if "://" not in url or is_ambiguous(url):
         raise ValueError("it is unclear which part is the host")
-    if not all(re.fullmatch("[0-9]{0,9}", text) for text in databases):
-        raise Misconfigured("its database is not a number; end it in /0, or in ?db=0 after a unix socket")
-    nodes = [urlsplit(f"//{node}") for node in parts.hosts.split(",")]
-    names = [unquote(node.hostname or "") for node in nodes]
-    if kind == "unix" and parts.hosts:
-        raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
-    if any("$" in name for name in names):
-        raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
-    if not kind and len(nodes) > 1:
-        raise Misconfigured("it names several hosts; write redis+sentinel:// or redis+cluster://, or one host")
-    if any(re.search(r"[^\w.:%-]", node.hostname or "") for node in nodes):
-        raise ValueError("no host has such a character")
-    if kind in ("sentinel", "cluster") and not all(names):
-        raise ValueError("a host has no name")
-    given = _given(parts.query, kind, is_secure=is_secure)
-    if not kind and not all(names):
-        raise Misconfigured(f"it names no host; write {parts.scheme}://HOST:PORT/DB, for this machine with localhost")
-    sentinel_ssl = given.get("sentinel_ssl", str(is_secure).lower())
-    if sentinel_ssl not in ("true", "false"):
-        raise Misconfigured("sentinel_ssl is true or false (by default as the scheme says)")
+    parts = _Parts.of(url)
+    kind, is_secure = parts.kind, parts.scheme.startswith("rediss")
+    given = _given(parts, is_secure=is_secure)
     username, _, password = parts.userinfo.partition(":")
     for name, text in (("username", username), ("password", password)):
         if text:
             _only_once(name, name in given)
             given[name] = unquote(text)
-    _only_once("db", len({int(number) for number in databases if number}) > 1)
-    if kind == "cluster" and (database_of(url) or parts.path.strip("0")):
-        raise Misconfigured("a cluster has no database numbers; remove this one")
-    if kind == "sentinel" and not parts.path.partition("/")[0]:
-        raise Misconfigured(f"name the service too: {parts.scheme}://HOST:PORT,HOST:PORT/SERVICE/DB")
-    sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
-    tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
+    nodes = _nodes_of(parts)
+    _check_path(parts)
     times = {name: float(given.get(name, timeout_s)) for name in TIMEOUTS}
     if not all(0 < time_s <= _LONGEST_S for time_s in times.values()):
         raise ValueError("no time to wait")
-    usual_port = 26379 if kind == "sentinel" else 6379
-    ports = [usual_port if node.port is None else node.port for node in nodes]
-    if not all(ports):
-        raise ValueError("not a port")
+    sentinels_are_secure = kind == "sentinel" and given.get("sentinel_ssl", str(is_secure).lower()) == "true"
+    tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
     remedy, sentinel_remedy = _remedies(kind, is_secure=is_secure, sentinels_are_secure=sentinels_are_secure)
     shared = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2, "driver_info": None, **times}
 
@@ -159,7 +134,7 @@ def target_of(url: str, timeout_s: float) -> Target:
         return Target(
             kind=kind,
             is_secure=is_secure,
-            nodes=list(zip(names, ports, strict=True)),
+            nodes=nodes,
             path=f"/{unquote(parts.path)}" if kind == "unix" else parts.path,
             timeout_s=times["socket_timeout"],
             options={**shared, **(tls if is_secure else {}), **options},
@@ -174,6 +149,40 @@ def target_of(url: str, timeout_s: float) -> Target:
     return server._replace(sentinels=target(sentinels_are_secure, sentinel_remedy, **login))
 
 
+def _nodes_of(parts: _Parts) -> list[tuple[str, int]]:
+    """The hosts and ports of a url. Raises ValueError or Misconfigured if it has the wrong ones for its scheme."""
+    nodes = [urlsplit(f"//{node}") for node in parts.hosts.split(",")]
+    names = [unquote(node.hostname or "") for node in nodes]
+    if parts.kind == "unix" and parts.hosts:
+        raise Misconfigured("a socket is on this machine and has no host; write unix:///PATH")
+    if any("$" in name for name in names):
+        raise Misconfigured('no variable is replaced in it; write url = "env:NAME", with the whole url in NAME')
+    if not parts.kind and len(nodes) > 1:
+        raise Misconfigured("it names several hosts; write redis+sentinel:// or redis+cluster://, or one host")
+    if any(re.search(r"[^\w.:%-]", node.hostname or "") for node in nodes):
+        raise ValueError("no host has such a character")
+    if parts.kind != "unix" and not all(names):
+        form = _FORMS[parts.kind]
+        raise Misconfigured(f"it names no host; write {parts.scheme}://{form}, for this machine with localhost")
+    usual_port = 26379 if parts.kind == "sentinel" else 6379
+    ports = [usual_port if node.port is None else node.port for node in nodes]
+    if not all(ports):
+        raise ValueError("not a port")
+    return list(zip(names, ports, strict=True))
+
+
+def _check_path(parts: _Parts) -> None:
+    """Raises Misconfigured for a database or a service that cannot be."""
+    databases = (parts.database_in_path, parts.option("db"))
+    if not all(re.fullmatch("[0-9]{0,9}", text) for text in databases):
+        raise Misconfigured("its database is not a number; end it in /0, or in ?db=0 after a unix socket")
+    _only_once("db", len({int(number) for number in databases if number}) > 1)
+    if parts.kind == "cluster" and (parts.option("db").strip("0") or parts.path.strip("0")):
+        raise Misconfigured("a cluster has no database numbers; remove this one")
+    if parts.kind == "sentinel" and not parts.path.partition("/")[0]:
+        raise Misconfigured(f"name the service too: {parts.scheme}://{_FORMS['sentinel']}")
+
+
 def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tuple[str, str]:
     """What to write if the server, or a sentinel, speaks TLS and the url has it without TLS, or the reverse."""
     remedy = f"write redis{'' if is_secure else 's'}{'+' if kind else ''}{kind}://"
@@ -185,15 +194,15 @@ def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tupl
     return f"{remedy} and sentinel_ssl = {str(is_secure).lower()}", only_they
 
 
-def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
-    """The options of a url. Raises Misconfigured for an unknown option."""
-    several = parse_qs(query, keep_blank_values=True)
+def _given(parts: _Parts, *, is_secure: bool) -> dict[str, str]:
+    """The options of a url. Raises ValueError or Misconfigured for an option that it cannot have."""
+    kind, several = parts.kind, parse_qs(parts.query, keep_blank_values=True)
     given = {name: values[0] for name, values in several.items()}
     of_sentinels = _OF_SENTINELS if kind == "sentinel" else ()
     secure = _OF_TLS if is_secure or (of_sentinels and given.get("sentinel_ssl") == "true") else ()
     options = (*_OPTIONS, *secure, *of_sentinels)
     not_clear = "what looks like an option may be a piece of a password"
-    if any("@" in field and field.partition("=")[0] not in _OF_TLS for field in query.split("&")):
+    if any("@" in field and field.partition("=")[0] not in _OF_TLS for field in parts.query.split("&")):
         raise ValueError(not_clear)
     for name in given:
         if name in options:
@@ -207,6 +216,8 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
         if name in _OF_SENTINELS:
             raise Misconfigured(f"{name} is an option of redis+sentinel:// only; remove it")
         raise Misconfigured(f"it has no option {name!r}; {nearest(name, options)}")
+    if given.get("sentinel_ssl") not in (None, "", "true", "false"):
+        raise Misconfigured("sentinel_ssl is true or false (by default as the scheme says)")
     return {name: text for name, text in given.items() if text}
 
 
