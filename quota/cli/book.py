@@ -381,27 +381,13 @@ def try_request(
     no answer.
     """
     from quota.clients.upstream import upstream_of
-    from quota.proxy.asked import UnfitError, check_target
 
-    verb, _, url = request.strip().rpartition(" ")
-    verb = verb.strip().upper() or "GET"
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        sound = False
-    if not sound or not url.isprintable():
-        raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
-    if re.fullmatch(r"[A-Z0-9!#$%&'*+.^_`|~-]+", verb) is None:
-        raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
+    verb, url = _verb_and_url(request)
     request, is_ours, upstream = redact(f"{verb} {url}"), not hosts or Hosts(hosts).serve(url), upstream_of(book)
+    method, goes_on = None, False
     if is_ours:
-        try:
-            check_target(parts.path[1:], parts.query + "#" * ("#" in url))
-        except UnfitError as error:
-            raise UsageError(f"{show(request)} does not pass `quota proxy`: {error}") from None
-    method, goes_on = None, is_ours and upstream.continues(verb, url)
-    if is_ours:
+        _check_for_proxy(request, url)
+        goes_on = upstream.continues(verb, url)
         verb = upstream.dearest_verb(verb, url, (), NO_BODY, upstream.name)
         method = upstream.method(verb, url)
     by_default = method is None or book.canonical(method) not in book.methods
@@ -427,6 +413,33 @@ def try_request(
     why = missing if is_missing else ""
     means = _sentences(meaning, book, at_ms, why, settles=price.reserved) if metered else ()
     return {**data, "answer": _meaning_json(meaning)}, [says, *means]
+
+
+def _verb_and_url(request: str) -> tuple[str, str]:
+    """The two parts of a request. Raises UsageError."""
+    verb, _, url = request.strip().rpartition(" ")
+    verb = verb.strip().upper() or "GET"
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable():
+        raise UsageError(f'{show(request)} is not a request; write for example "GET https://api.example.com/users"')
+    if re.fullmatch(r"[A-Z0-9!#$%&'*+.^_`|~-]+", verb) is None:
+        raise UsageError(f"{show(verb)} is not an HTTP verb; {nearest(verb, VERBS)}")
+    return verb, url
+
+
+def _check_for_proxy(request: str, url: str) -> None:
+    """Raise UsageError if the proxy would not pass a request on."""
+    from quota.proxy.asked import UnfitError, check_target
+
+    parts = urlsplit(url)
+    try:
+        check_target(parts.path[1:], parts.query + "#" * ("#" in url))
+    except UnfitError as error:
+        raise UsageError(f"{show(request)} does not pass `quota proxy`: {error}") from None
 
 
 def _meaning(book: CostBook, answer: str, method: str, at_ms: int) -> tuple[int, Meaning, str]:
