@@ -36,8 +36,8 @@ FROM: dict[str, Literal["next"] | None] = {"now": None, "empty": "next"}
 def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
-    It prints on stderr when a tick starts or ends, or why it does not run. SIGTERM (exit status 0) and Ctrl-C end it
-    after the pages in flight are stored. If several schedulers share a Redis ledger, each region is fetched by one.
+    A line on stderr says when a tick (a scheduled start) begins or ends, or why it does not run. SIGTERM (status 0) and
+    Ctrl-C end it once the requested pages are stored. If schedulers share a Redis ledger, one fetches each region.
 
     \b
     Example:
@@ -120,7 +120,7 @@ def serve(listen_at: Listen, names: tuple[str, ...], unlimited: bool, config: st
 
     The rules in [inbound.NAME] limit how often a client may ask. If other machines can reach the address, each path
     under /api needs a rule, unless you set --unlimited. On loopback, a request must name localhost or the address as
-    its host. If a proxy forwards another name, set it with --hostname.
+    its host. If a proxy forwards another name, set that name with --hostname.
 
     \b
     Example:

@@ -233,7 +233,7 @@ def tables(views: bool, form: str, config: str | None) -> None:
 @list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
 @click.option("--region", metavar="R", help="Only this region.")
 @shared(Options.format_of_records)
-@click.option("--output", metavar="FILE", type=PATH, help="Write to this file instead of stdout, all or nothing.")
+@click.option("--output", metavar="FILE", type=PATH, help="Write to this file instead of stdout, once it is complete.")
 @shared(Options.config)
 def export(
     *,
@@ -381,7 +381,7 @@ def show_(job: str, region: str | None, form: str, config: str | None) -> None:
 def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | None) -> int:
     """Reset a job, or one of its regions, to its first page.
 
-    Fetched items stay in the store. On a terminal it asks first.
+    Fetched items stay in the store. On a terminal, the command asks first.
 
     \b
     Example:

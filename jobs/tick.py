@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {Refused.exit_status} if the budget stops the run.")
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
-@click.option("--dry-run", is_flag=True, help="Show what it would cost and how much fits now. Sends nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what the run would cost and how much fits now. Send nothing.")
 @shared(Options.clock)
 @click.option("--quiet", is_flag=True, help="Print only failures and warnings.")
 @shared(Options.textfile, Options.format, Options.config)
@@ -47,15 +47,15 @@ def run(
     config: str | None,
     **options: Any,
 ) -> int:
-    """Run JOB once: fetch its regions until it is done or the budget refuses a call.
+    """Run JOB once: fetch its regions until all are done or the budget refuses a call.
 
-    When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
-    saved; the next run resumes there, even days later.
+    When the budget is spent, a run saves its progress, prints where and when it will resume, and exits at once with
+    status 0. The next run resumes there, even days later.
 
     On a terminal it shows pages, units and the time left; elsewhere it prints its place once a minute.
 
-    If machines share a ledger, each region is fetched by one of them. On the others, a run prints that machine's name
-    and exits with 0.
+    If machines share a ledger, one of them fetches each region. On the others, a run prints that machine's name and
+    exits with 0.
 
     --clock makes the run a rehearsal: it works on copies of the ledger and the store, calls only an `endpoint` on this
     machine, and starts each line with "rehearsal: ".

@@ -42,8 +42,8 @@ NAMED = "NAME|FILE"
 def costs(method: str | None, credential: str | None, form: str, config: str | None) -> None:
     """Show the cost of each API method, or of METHOD alone.
 
-    The prices are from the cost book of a credential. A price that will change is shown with the date. `quota book show
-    NAME` shows another cost book.
+    The prices are from the cost book of a credential. A price that will change has the date of the change. `quota book
+    show NAME` shows another cost book.
 
     \b
     Example:

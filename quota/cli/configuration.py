@@ -41,8 +41,8 @@ ELSEWHERE = "https://api.example.com"
 def init(path: str, force: bool, api: str | None, full: bool) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
-    It has the settings that most people need. Its first line names the JSON Schema of this installation, so an editor
-    with TOML support completes and checks the file.
+    The file has the settings that most people need. Its first line names the JSON Schema of this installation, so an
+    editor with TOML support completes and checks the file.
 
     \b
     Example:

@@ -37,7 +37,7 @@ MAX_FILE_BYTES = 65_536
 @partial(call_options, method="[METHOD | --file CALLS]", required=False)
 @shared(Options.format, Options.config)
 def charge(file: str | None, method: str | None, units: int | None, **call: Any) -> int:
-    """Charge one call of METHOD before it leaves. Exit 75 when refused.
+    """Charge one call of METHOD before it leaves. Exit with 75 if the call is refused.
 
     --file charges all calls of the file, or none. It makes at most 100 charges; a call charged to two buckets
     makes two. Each line of the file is METHOD [UNITS]; `#` begins a comment. With UNITS, METHOD need not be in the cost
@@ -132,10 +132,10 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 @click.argument("units", type=int)
 @shared(Options.credential, Options.config)
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
-    """Set the real cost of a charge, in units. You may repeat it.
+    """Set the real cost of a charge, in units. You may repeat this.
 
-    If the call was charged to several buckets, this sets the cost in the first. If the ID is unknown, the exit
-    status is 1.
+    If the call was charged to several buckets, the command sets the cost in the first bucket. If the ID is unknown, the
+    exit status is 1.
 
     \b
     Example:
@@ -263,8 +263,8 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
     `--`, and the command after it.
 
     With --auto, COMMAND is a Python program, or starts Python programs. Each request to the API of a credential is
-    charged before it leaves. If a refusal ends the program, the exit status is 75, or 69 if the ledger did not answer,
-    or 2 if the call can never fit. If several credentials could pay, --credential names the payer; without it, the most
+    charged before it leaves. If a refusal ends the program, the exit status is 75; if the ledger did not answer, 69; if
+    the call can never fit, 2. If several credentials could pay, --credential names the payer; without it, the most
     specific route of their cost books decides.
 
     \b

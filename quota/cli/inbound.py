@@ -71,7 +71,7 @@ def status(textfile: str | None, form: str, config: str | None) -> None:
 def top(rule: str, limit: int, form: str, config: str | None) -> None:
     """Show the heaviest users of a rule, by hashed identities.
 
-    The hash does not reveal the identity. It changes every day (`counter`) or with `quota inbound rotate`
+    The hash does not reveal the identity. The hash changes every day (`counter`) or with `quota inbound rotate`
     (`gcra`, `log`).
 
     \b

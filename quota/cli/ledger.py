@@ -53,8 +53,8 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
     that still uses OLD draws on its allowance, or ends with exit status 69; the message has the url of NEW.
 
     If a move is interrupted, run it again. OLD admits calls again 2 s after the interruption, unless everything was
-    copied. To go back, move from NEW to OLD. On a terminal it asks first. Exit status 1: the move is not possible, and
-    nothing was changed.
+    copied. To go back, move from NEW to OLD. On a terminal, the command asks first. Exit status 1: the move is not
+    possible, and nothing was changed.
 
     OLD and NEW may be "env:NAME" or "file:PATH": that hides a password from other users of this machine. If OLD or
     NEW is on the configured ledger's server, leave password and options out of its url: the configuration has them.
@@ -183,13 +183,13 @@ def _others(source: Log, target: Log, projects: Sequence[str]) -> list[str]:
 @click.option("--yes", is_flag=True, help="Do it without asking. Required without a terminal.")
 @shared(Options.format, Options.config)
 def repair(dry_run: bool, yes: bool, form: str, config: str | None) -> int:
-    """Redate charges that a wrong clock dated in the future.
+    """Correct charges that a wrong clock dated in the future.
 
     First set the clock right. A future-dated charge counts too long, and every charge made after it gets an even later
     date. A repair gives these charges the present time, so they count for one window from now.
 
-    It shows the charges and asks first; other programs wait while it works. If a repair is interrupted, run it again.
-    Exit status 1: the clocks of this machine and of the ledger are more than 5 s apart, and nothing was changed.
+    The command shows the charges and asks first. Other programs wait during the repair. If a repair is interrupted, run
+    it again. Exit status 1: this machine's clock and the ledger's are more than 5 s apart; nothing was changed.
 
     In JSON, all values are from before the repair. `newest`, the date of the log's newest entry, may be in the future.
 

@@ -84,13 +84,13 @@ def _entry_points() -> Any:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.option("--config", metavar="FILE", type=PATH, help="Configuration; a --config after the command wins.")
+@click.option("--config", metavar="FILE", type=PATH, help="Configuration; --config after the command overrides it.")
 @click.version_option(package_name="quota-ledger", prog_name="quota")
 def cli(config: str | None) -> None:
     """The gate between scheduled jobs and a metered API.
 
-    Each call is priced and charged to a shared budget before it leaves. A call that would overspend the budget is
-    refused, and the refusal says when to try again.
+    Before a call leaves, quota charges its price to a shared budget. If the call would overspend the budget, quota
+    refuses the call and says when to try again.
 
     \b
     Example:

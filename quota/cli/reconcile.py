@@ -31,7 +31,7 @@ DRIFT_PERCENT = 5
 @click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
 @shared(Options.only_credential, Options.format, Options.config)
 def reconcile_(dry_run: bool, checks: bool, credential: str | None, form: str, config: str | None) -> int:
-    """Raise our count to the provider's if that is higher.
+    """Raise our count to the provider's, if the provider's is higher.
 
     It reads upstream's count and quota from Cloud Monitoring, for every project whose credential has a cloud_project.
     It adds to our count the units that only upstream counted. If upstream's quota is smaller than yours, it lowers the

@@ -472,13 +472,13 @@ def explain(
 ) -> None:
     """Explain the last refusal, or the charge with this ID.
 
-    For a refusal: which limit decided, what fills it, when it has room again, and which change would have admitted the
-    call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
+    For a refusal, show which limit decided, what fills it, when it has room again, and which change admits the call.
+    For a charge, show who made it, its corrections, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
-    it has no such refusal or charge, the exit status is 1. If a newer refusal of this machine never reached the
-    ledger, a line on stderr names its run. If `quota charge` is refused because the ledger did not answer, nothing is
-    recorded.
+    the ledger has no such refusal or charge, the exit status is 1. If a newer refusal of this machine never reached the
+    ledger, a line on stderr names the refused run. If `quota charge` is refused because the ledger did not answer,
+    nothing is recorded.
 
     \b
     Example:

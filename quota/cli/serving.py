@@ -23,8 +23,8 @@ DASHBOARD_LISTENS = Listen("127.0.0.1", 8770)
 def dashboard(listen_at: Listen, config: str | None) -> None:
     """Serve a page: whether calls are admitted, what filled each limit, who spent how much, how fresh the store is.
 
-    Only this machine can open the page, because it names jobs and spending. It charges nothing and changes nothing.
-    `/metrics` is for Prometheus; `/healthz` warns while part of its data cannot be read. SIGTERM and Ctrl-C end it.
+    Only this machine can open the page, because it names jobs and spending. The server charges and changes nothing.
+    `/metrics` is for Prometheus; `/healthz` warns while part of the page is unreadable. SIGTERM and Ctrl-C end it.
 
     \b
     Example:
@@ -60,8 +60,8 @@ def dashboard(listen_at: Listen, config: str | None) -> None:
 def proxy(listen_at: Listen | None, unix: str | None, token: str | None, config: str | None) -> None:
     """Charge requests from any program, and pass them on to the APIs of the credentials.
 
-    http://127.0.0.1:8790/CREDENTIAL/PATH becomes PATH of the credential's API, with the key: callers need no key. A
-    refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region say who spends.
+    A request to http://127.0.0.1:8790/CREDENTIAL/PATH goes to PATH of the credential's API, and the proxy adds the key.
+    A refused request is not sent and gets 429 with Retry-After. The headers Quota-Job and Quota-Region say who spends.
 
     Links in an answer bypass the proxy. If a Python program follows them, run it with `quota exec --auto`. To let
     other machines in, set --token. Restart the proxy after a change of the configuration. SIGTERM and Ctrl-C end it.
