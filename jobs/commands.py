@@ -63,7 +63,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     "--days",
     type=int,
     metavar="N",
-    help="Look N whole days ahead in upstream's zone, after the rest of today.  [default: 7, more for longer windows]",
+    help="Simulate the rest of today, then N whole days, in upstream's zone.  [default: 7, more for longer windows]",
 )
 @click.option("--from", "begin", default="now", metavar="now|empty|DATE", help="Where to begin.  [default: now]")
 @shared(Options.format, Options.config)
