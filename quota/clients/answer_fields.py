@@ -5,9 +5,9 @@
     Answer         an answer; each method answers one question of the book
     Usage          finds the figures of a call's usage in a body while the caller reads it
 
-A missing or absurd header counts as absent, and so does a header that was sent with several values. But the smallest
-counts of several numbers that remain, and the latest of several times.
-`Answer.unread` has the headers that could not be read.
+A header with an absurd value counts as absent, and so does a header with several values. Two kinds may have several
+values: of the units that remain, the smallest number counts; of times, the latest. `Answer.unread` has the headers that
+could not be read.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ MAX_POLICIES = 10
 
 RETRY_AFTER = Field(header="retry-after", form="seconds")
 RETRY_AFTER_MS = Field(header="retry-after-ms")
-"""As Azure and OpenAI have it, with or without Retry-After."""
+"""Azure and OpenAI send it, with or without Retry-After."""
 
 OLDER_REMAINING, OLDER_RESET = LevelRule(Field(header="ratelimit-remaining")), Field(header="ratelimit-reset")
-"""What remains, and until when, in the drafts of the RateLimit fields before the seventh."""
+"""The fields for what remains, and until when, before the seventh draft of the RateLimit fields."""
 
 FIRST_EPOCH_S, FIRST_EPOCH_MS = 1_000_000_000, 1_000_000_000_000
 """A bare number of this size or more is a time since 1970, in seconds or in ms: no wait lasts 31 years."""
@@ -85,9 +85,9 @@ class AnswerLimits(NamedTuple):
 
 
 class PoolState(NamedTuple):
-    """What an answer says of a limit. `bucket` is the bucket or pool: in a policy as the answer calls it, else as the
-    book does; `named` if the answer names it. `window_ms` is the length of its window. `is_only`: no other limit is in
-    the answer. `is_others`: it is of another window or unit than the bucket, so it may only close it."""
+    """What an answer says of a limit. `bucket` is the name of the bucket or pool: in a policy the answer's, else the
+    book's. `named`: the answer names it. `window_ms` is the length of its window. `is_only`: no other limit is in the
+    answer. `is_others`: it is of another window or unit than the bucket, so it may only close it."""
 
     bucket: str
     remaining_units: int | None
@@ -165,7 +165,7 @@ class Answer:
         if limit is None and rule.limit is not None:
             text = self._once(rule.limit, "limit")
             limit = self._number(rule.limit, text)
-            if limit is None and text is not None:  # as `-1` or `unlimited`: what remains of it says nothing
+            if limit is None and text is not None:  # `-1` or `unlimited`: no limit, so no rest
                 return None, None
         value = self._once(field, "remaining")
         parts = value.split(", ") if isinstance(value, str) else []  # `1,000` is no list
@@ -194,8 +194,8 @@ class Answer:
 
     @property
     def retry_at_ms(self) -> int | None:
-        """The time in Retry-After-Ms, else in Retry-After. If the number of the latter would be a time of more than a
-        year ago, it is a long wait."""
+        """The time in Retry-After-Ms, else in Retry-After. A number in Retry-After is a long wait if, read as a time,
+        it would be more than a year ago."""
         wait_ms = self._number(RETRY_AFTER_MS, self._once(RETRY_AFTER_MS, ""), math.ceil)
         if wait_ms is not None:
             return self.at_ms + min(wait_ms, YEAR_MS)
@@ -284,7 +284,7 @@ class Answer:
         return match.groupdict().get(group)
 
     def _once(self, field: Field, group: str) -> object:
-        """The value, where it cannot free units: a header that was sent several times with one value is read once."""
+        """The value, for uses that free no units: if a header was sent several times with one value, it counts once."""
         value = self._value(field, group)
         if not field.header or field.pattern is not None or not isinstance(value, str):
             return value
@@ -335,7 +335,7 @@ class Answer:
 
 
 def _object(members: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """An object of JSON. A name that is there with two values has none that can be read: readers differ."""
+    """An object of JSON. A name with two different values counts as unreadable, because readers differ."""
     read = dict(members)
     return read if len(read) == len(members) else read | {name: () for name, value in members if value != read[name]}
 
@@ -362,7 +362,7 @@ _BETWEEN_TIMES = re.compile(r"(?<!Mon|Tue|Wed|Thu|Fri|Sat|Sun), ")
 """A date has a comma of its own."""
 
 _POLICIES = r"(?:,\s*[0-9]+\s*)?;\s*w(?:indow)?=[^\r\n]{0,200}"
-"""What `RateLimit-Limit: 100, 100;w=60` or `100;w=60` has behind its number in older drafts."""
+"""Matches what follows the number in the `RateLimit-Limit` of older drafts: `100, 100;w=60` or `100;w=60`."""
 
 
 def _duration_ms(text: str) -> int | None:
@@ -436,7 +436,7 @@ def _policies_of_draft_7(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _is_at_end(unpacking: Any) -> bool:
-    """Whether what unpacks a body has met its end, as far as it tells."""
+    """Whether the body has ended, as far as its decompressor tells."""
     ended = getattr(unpacking, "is_finished", None)  # of brotli
     return bool(getattr(unpacking, "eof", True) if ended is None else ended())
 

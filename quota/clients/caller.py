@@ -1,4 +1,4 @@
-"""Signs requests: it signs a request to the API's hosts as it leaves, and no other.
+"""Signs each request to the API's hosts as it leaves, and no other request.
 
 A redirect is a new request. So no other host sees the key, whatever a client does with its headers.
 """
@@ -54,7 +54,7 @@ class Caller:
         if self.credentials is not None:
             fields = signed if self.googles else {}
             self.credentials.before_request(self._ask, verb, url, fields)
-            if not self.googles:  # the others are for Google alone, where a key or nothing may be the login
+            if not self.googles:  # only Google takes the others, where a key or nothing may be the login
                 signed["authorization"] = fields["authorization"]
         elif self.place.query:
             own = urlencode([(self.place.query, self.key)])

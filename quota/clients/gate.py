@@ -264,8 +264,8 @@ class HostGate:
         never_left: Callable[[BaseException], bool],
         send: Callable[[], Awaitable[T]],
     ) -> T:
-        """Send an attempt with this body. An error, or the end of the task or greenlet, refunds its charge if by that
-        the attempt never left."""
+        """Send an attempt with this body. If an error, or the end of the task or greenlet, stops the attempt before it
+        leaves, its charge is refunded."""
         try:
             return await self.sent(send)
         except BaseException as error:
@@ -282,7 +282,7 @@ class HostGate:
             await self.corrected(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes, headers: Headers, *, whole: bool) -> None:
-        """Note the answer. What changes the ledger happens in a thread."""
+        """Note the answer. A change of the ledger happens in a thread."""
         meaning = attempt.meaning(status, body, headers, whole=whole)
         if meaning.changes_something:
             await self.corrected(partial(attempt.follow, meaning))

@@ -71,7 +71,7 @@ def httpx_transport(
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`; by default those
     of the budget, whose cost book names the `method` by its `routes`. `caller` signs what leaves; the client's own
     request stays unsigned. The transport spends at most `max_units` in all. `library` is "httpx" or "httpx2".
-    Put a cache above this transport: what another `inner` answers is charged.
+    Put a cache above this transport: the answers of another `inner` are charged.
     """
     gate = HostGate(Meter(budget, max_units), method, hosts)
     module = _module(library)
@@ -231,8 +231,8 @@ class _Departure:
             request.extensions = extensions
 
     def never_began(self, error: BaseException) -> bool:
-        """Whether a request failed before its first byte. A cancelled request did if it still waited for a connection,
-        or for its turn on one: an HTTP/2 server limits the streams at once."""
+        """Whether a request failed before its first byte, or was cancelled while it waited for a connection or for its
+        turn on one: an HTTP/2 server limits the streams at once."""
         sends = any(passed(cause, _SENDERS) for cause in behind(error))
         if self._plain and not self.began and (self._tunnels or not sends):
             return True  # the error of a proxy, of a mock, or of a test tool that forbids connections
@@ -298,8 +298,8 @@ _Response: Any = object
 
 
 class _Watched(_Response):  # type: ignore[misc]  # before the class of a library, see `_Library`
-    """A response that settles its attempt while the caller reads the body. A `plain` one is the library's own. Whoever
-    `unpacks` the body reads it as it travels, too: then only the unpacked pieces count."""
+    """A response that settles its attempt while the caller reads the body. `plain` is the library's own class. If the
+    caller `unpacks` the body, only the unpacked pieces count, although the library also reads the packed ones."""
 
     plain: Any
     attempt: Attempt
@@ -308,7 +308,7 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
     unpacks = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or the response in another process, is httpx's own."""
+        """A copy, also in another process, has the library's own class."""
         whole: Any = self.__getstate__()
         state = {name: value for name, value in whole.items() if name not in (*_Watched.__annotations__, "unpacks")}
         return self.plain, (self.status_code,), state

@@ -194,8 +194,8 @@ class Attempt:
     def answered(self, status: int, body: bytes, headers: Headers = (), *, whole: bool = True) -> None:
         """Handle upstream's answer.
 
-        A body makes a call free only if it arrived `whole`. Other answers may still close a bucket. What the caller
-        reads settles the call through `usage`.
+        A body makes a call free only if it arrived `whole`. Other answers may still close a bucket. The body that the
+        caller reads settles the call through `usage`.
 
         The ledger records a closed bucket for all processes. Never raises a QuotaError: the caller is about to report
         upstream's own error.
@@ -298,8 +298,8 @@ class Attempt:
             warn("level_not_counted", trouble, bucket=heard[0].level.bucket)
 
     def _returned(self, returned_units: int) -> None:
-        """Give the units back to the run, and compare once more what was heard since this charge: the units hid as many
-        of others."""
+        """Give the units back to the run. They hid as many units of others, so compare once more what was heard since
+        this charge."""
         if self._run_limit is not None:
             self._run_limit.give_back(returned_units)
         if returned_units > 0:

@@ -137,7 +137,7 @@ class MeteredAdapter(HTTPAdapter):
 
 
 class SignedSession(requests.Session):
-    """A session that reads no login of ~/.netrc: it would leave beside the one that the adapter signs with."""
+    """A session that reads no ~/.netrc: a login from there would leave beside the adapter's own signature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def _bound(response: requests.Response, limits: AnswerLimits) -> None:
             yield piece
 
     def read(amt: int | None = None, *args: Any, **options: Any) -> bytes:
-        """requests reads so what does not unpack."""
+        """requests calls this to read a body that does not unpack."""
         piece: bytes = read_on(most + 1 if amt is None else amt, *args, **options)
         bounded(len(piece))
         return piece

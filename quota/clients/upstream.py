@@ -67,8 +67,8 @@ class Meaning(NamedTuple):
         return bool(self.closes or self.levels or self.free)
 
     def with_evidence(self, heard: Sequence[Heard]) -> Meaning:
-        """The meaning with what follows from its levels: these alone, and a bucket of which nothing remains is
-        closed."""
+        """The meaning with the evidence from its levels: it keeps only the levels from which something follows, and
+        closes each bucket of which nothing remains."""
         emptied = {
             each.level.bucket: Closing(each.level.bucket, each.until_ms, each.why_empty)
             for each in sorted(heard, key=attrgetter("until_ms"))  # of several windows the last to end
@@ -87,7 +87,7 @@ def upstream_of(book: CostBook) -> Google:
 
 
 def asked_wait_ms(status: int, headers: Headers, at_ms: int) -> int:
-    """How long the Retry-After of an answer asks to wait, in ms; 0 if it does not say."""
+    """How long an answer asks to wait by its Retry-After, in ms; 0 without one."""
     return max(0, (Answer(status, headers, b"", at_ms).retry_at_ms or at_ms) - at_ms)
 
 
@@ -101,8 +101,8 @@ def passes_on(book: CostBook, endpoint: str | None) -> bool:
 
 
 def dearness(book: CostBook, verb: str, method: str, body: RequestBody | None) -> tuple[float, int]:
-    """By what methods compare: the largest share of a bucket that a call takes now, then its units. A method outside
-    the book costs the book's default. Without a body, a price that the body decides is the dearest."""
+    """The sort key of a method by its price: the largest share of a bucket that a call takes now, then its units. A
+    method outside the book costs the book's default. Without a body, a price that the body decides is the dearest."""
     in_book = book.canonical(method) in book.methods
     price = book.price_at(method, host_clock())[0] if in_book else book.default_price(verb)
     if price.reserved:
@@ -119,8 +119,8 @@ def _dearest(
     several readings, the dearest counts: the server may serve that one.
 
     A reading without a route costs the default. It counts if the plain path has no route either, or if `..` leads
-    elsewhere. Otherwise what is encoded in a segment, as the slash in GitLab's `group%2Fproject`, is data. If the route
-    spells a dot, as Slack's `conversations.history`, what follows the dot is no format.
+    elsewhere. Otherwise an encoded character in a segment, such as the slash in GitLab's `group%2Fproject`, is data. If
+    the route spells a dot, as Slack's `conversations.history` does, no format follows the dot.
     """
     routes = {reading: first(reading) for reading in readings_of(path)}
     plain = next(iter(routes.values()))
@@ -141,7 +141,7 @@ _OTHER_PATHS = ("x-original-url", "x-rewrite-url")
 
 def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
     """The header fields that name another verb, each with a value. Some clients join the values of a field that is
-    there twice. `by_wsgi`: the server may read a name `as_read` does. Raises UsageError for another path."""
+    there twice. `by_wsgi`: the server may read a name as `as_read` does. Raises UsageError for another path."""
     for field in headers.items() if isinstance(headers, Mapping) else headers:
         name, value = (part.decode("latin-1") if isinstance(part, bytes) else str(part) for part in field)
         read = as_read(name)
@@ -153,8 +153,8 @@ def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
 
 
 _VERB_FIELD = re.compile(rb"[._x](?<![\w.][._x])(?:(?<!x)(?:http)?|-(?:http-)?)method(?!\w)")
-"""The field that names any verb to Laravel and Rails, in capitals to Slim, as `_HttpMethod` to Salesforce, or as the
-header does. PHP reads `.` in a name as `_`."""
+"""Matches the field by which Laravel and Rails take any verb, Slim in capitals, Salesforce as `_HttpMethod`, or under
+the header's name. PHP reads `.` in a name as `_`."""
 
 
 def _may_name_verb(sent: bytes) -> bool:
@@ -421,7 +421,7 @@ class Described(Google):
     # -- what remains ------------------------------------------------------------------------------------------------
 
     def _states(self, answer: Answer, method: str, closed_by: ClosedRule | None) -> Iterator[PoolState]:
-        """The state of the book's pools in the answer, also if it has no more than a reset. What a cache has kept is
+        """The states of the book's pools in the answer, even if it has only a reset. A cached answer has none: it is
         about another time."""
         if answer.is_stored:
             return
@@ -459,8 +459,8 @@ class Described(Google):
             quotas = {each.name: each.quotas for each in self.book.buckets.values()}
             same = [name for name in quotas if any(map(policy.is_of, quotas[name]))]
             return policy._replace(bucket=same[0]) if len(same) == 1 and policy.counts_calls else None
-        # Without a bucket's name, the window's length tells whether it is one of the book's only bucket, else the
-        # limit, else that the answer has no other.
+        # Without a bucket's name, the policy is the book's only bucket if its window's length says so, else if its
+        # limit does, else if the answer has no other policy.
         is_named = policy.window_ms is not None or policy.limit_units is not None
         is_of_main = any(map(policy.names, main.quotas)) if is_named else policy.is_only
         if bucket or (policy.counts_calls and is_of_main):

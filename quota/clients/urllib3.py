@@ -24,15 +24,14 @@ _BEFORE = (
 also over TLS. A test tool that forbids connections may raise any error there."""
 
 NO_TUNNEL = "Tunnel connection failed"
-"""How the error begins if a proxy opens no way to upstream."""
+"""The beginning of the error if a proxy opens no connection to upstream."""
 
 
 async def send(
     gate: HostGate, conn: Any, method: str, address: str, options: Mapping[str, Any], make: Callable[[], Any]
 ) -> Any:
     """Send a request as one attempt, and charge it at a gate. `make` is `_make_request` of the connection's pool, with
-    these `options`, and awaited if the gate awaits. What a recorder (vcrpy) replays in the place of a connection does
-    not leave, and is not charged."""
+    these `options`, and awaited if the gate awaits. The answers that a recorder (vcrpy) replays are not charged."""
     headers = urllib3.HTTPHeaderDict(options.get("headers"))
     body = RequestBody.of(options.get("body"), headers.get("content-length"))
     charge = partial(gate.charge, method, address, body, headers)
@@ -151,7 +150,8 @@ def _watched(attempt: Attempt, raw: Any) -> Any:
     is_inner = False
 
     def watched(read_on: Callable[..., bytes], *, reads_all: bool = False) -> Callable[..., bytes]:
-        """One way to read uses another, in urllib3-future not the same as in urllib3: the outer one has the piece."""
+        """One way of reading calls another (in urllib3-future a different one). Only the outermost call counts its
+        piece."""
 
         def reading(amt: int | None = None, *args: Any, **options: Any) -> bytes:
             nonlocal is_inner

@@ -130,7 +130,7 @@ def _fields(*metadata: Any) -> dict[str, str]:
 
 
 def _interceptor(payers: Payers, place: tuple[str, int], kind: str, *, awaited: bool) -> Any:
-    """Charges the calls of one kind over a channel to this place, as its other steps are awaited or not."""
+    """Charges the calls of one kind over a channel to this place. `awaited`: it is a channel of `grpc.aio`."""
     running: set[Any] = set()
 
     async def intercept(_: Any, below: Callable[..., Any], details: Any, request: Any) -> Any:

@@ -188,7 +188,7 @@ _COMMENT = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()])#[^\n]*"""
 
 
 def _commands(text: str) -> list[list[str]]:
-    """The commands in a shell script. Raises ValueError for one that cannot be read so."""
+    """The commands in a shell script. Raises ValueError for a script that cannot be split into commands."""
     text = re.sub(_COMMENT, lambda match: match[1] or "", text)
     inner = [
         command for words in re.findall(r"\$\(([^()]*)\)|`([^`]*)`", text) for command in _commands("".join(words))

@@ -361,7 +361,7 @@ def _is_of_others(kind: type) -> bool:
 
 
 def _noted(conn: Any) -> Any:
-    """What a connection keeps of its last request. From then on it sends again."""
+    """Take the attempt or the 429 of a connection's last request. The connection then sends again."""
     noted = vars(conn).pop(_ATTEMPT, None)
     if isinstance(noted, Problem):
         del conn.send
@@ -396,7 +396,7 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 
         return watching
 
-    ways = ["read", "read1", "readinto"]  # read in another way, the body leaves the bound
+    ways = ["read", "read1", "readinto"]  # if the body is read in another way, the bound stays charged
     if not response.chunked:  # else a line comes through `read`
         ways.append("readline")
     for name in ways:
