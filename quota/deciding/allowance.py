@@ -158,7 +158,7 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
 
 def say_used(project: Project) -> None:
     """At the end of a process, log its draws that it neither handed over nor refunded. A single draw needs no second
-    line after `allowance_drawn`. What only this process has is handed over if the ledger answers."""
+    line after `allowance_drawn`. If the ledger answers, draws that only this process has are handed over first."""
     if project.journal is not None and project.journal.draws.unwritten:
         with suppress(LedgerError, StillCountingError):
             hand_over(project)

@@ -26,7 +26,7 @@ COUNT_AGAIN_MS = 1_000
 
 
 class Refusal(NamedTuple):
-    """Why a call is refused, by which limit or bucket, when to try again, and details. The reason "ok": it is not."""
+    """Why a call is refused, by which limit or bucket, when to try again, and details; or "ok"."""
 
     reason: Reason
     refused_by: str | None = None

@@ -133,7 +133,7 @@ def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
 
 
 def _missing(project: Project, views: Sequence[View], now_ms: int) -> Callable[[], None] | None:
-    """What reads the next missing part of the log; None: all is read. Drops the entries that left these windows."""
+    """The read of the next missing part of the log; None: all is read. Drops the entries that left these windows."""
     reading, behind = project.reading, []
     totals = [total for view in views if (total := reading.totals.get(view))]
     if not reading.began or len(totals) < len(views):

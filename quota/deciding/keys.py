@@ -29,7 +29,7 @@ class Keys:
         return self.run + self.machine + urlsafe_b64encode(os.urandom(8)).decode()[:11]
 
     def is_of_this_machine(self, key: str) -> bool:
-        """Whether a process made the key whose entries are in this journal."""
+        """Whether a process that shares this journal made the key."""
         return key.startswith(self.machine, RUN_CHARS)
 
 

@@ -131,7 +131,7 @@ class Project(OfOneProcess):
         return self.reading.clock_ms(elapsed_ms()) if self._clock is None else self._clock()
 
     def _latest_ms(self) -> int:
-        """The later of the two clocks: a fact that it dates ahead has a wrong time."""
+        """The later of the two clocks: a fact that is later than both has a wrong time."""
         return max(self._ledgers_ms(), self.wall())
 
     def request(self, mark: Mark, now_ms: int = 0, charges: Sequence[Entry] = (), room: int = 0) -> Append:

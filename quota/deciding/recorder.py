@@ -1,7 +1,7 @@
 """Reports refused calls to the ledger.
 
 The reports must not delay a decision, and are not worth a round trip each. So a process collects them, and hands them
-over after the first answer that comes 10 s later, and at its end. What the ledger does not take then, it gets first the
+over after the first answer that comes 10 s later, and at its end. Reports that the ledger does not take go first the
 next time.
 
 There is no thread, because a library that starts a thread makes every later fork dangerous. A process that asks nothing

@@ -105,8 +105,8 @@ def check_clocks(ledger_ms: int, host_ms: int) -> None:
 
 
 def _claims_ahead(log: Log, project: str, now_ms: int) -> Mapping[str, str | None]:
-    """The claims that last longer than if they were made now, as they would be if made now. Without a repair, each
-    reading would date them anew."""
+    """The claims that last longer than a claim that is made now, with the times that they would have then. Without a
+    repair, each reading would date them anew."""
     names = [name for name in log.names(project) if name.startswith(CLAIM)]
     becomes: dict[str, str | None] = {}
     for at in range(0, len(names), CLAIMS_AT_ONCE):

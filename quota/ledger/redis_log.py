@@ -354,7 +354,7 @@ def _corrections(texts: Any) -> dict[str, Correction]:
 
 
 def _beside(*keys: str) -> list[str]:
-    """The names under which these keys are built beside, of one try."""
+    """The keys at which one try builds the replacements of these keys."""
     token = os.urandom(8).hex()
     return [f"{key}:building:{token}" for key in keys]
 
