@@ -200,14 +200,14 @@ class Attempts(Listener):
             if first is not error:
                 raise first from error
             raise
-        # What the refused call would have brought is missing. A function that made another call instead goes on.
+        # The page lacks the refused call's result, unless the function made another call instead.
         if (refused := self._refusal_of_step()) is not None:
             raise quota.Refused(refused)
         return page
 
     def _refusal_of_step(self) -> Decision | None:
-        """The refusal of the last call of this step, by the budget or by upstream. The budget counted its own already;
-        this counts that of upstream."""
+        """The refusal of the last call of this step, by the budget or by upstream. The budget has counted its own
+        refusals; this method counts upstream's."""
         calls = self._calls
         if calls.refused_upstream is not None:
             self._budget.note_refusal(calls.refused_upstream, self.job.name, self.here.region)
@@ -326,13 +326,13 @@ class Attempts(Listener):
         return units, len(charged)
 
     def unnoted(self) -> list[tuple[int, int]]:
-        """The page numbers and units of calls and corrections since it was last asked."""
+        """The page numbers and units of calls and corrections since the last question."""
         return [self._unnoted.popleft() for _ in range(len(self._unnoted))]
 
 
 def ends_program(error: BaseException) -> bool:
-    """Whether this ends a program that calls `run_job`, such as Ctrl-C or a killed greenlet. Runs of `quota` handle the
-    signals, and nothing else may end them."""
+    """Whether an exception ends a program that calls `run_job`, such as Ctrl-C or a killed greenlet. Runs of `quota`
+    handle the signals, and nothing else may end them."""
     return not (interruption.handles_signals() or isinstance(error, (Exception, SystemExit)))
 
 

@@ -75,7 +75,7 @@ def runs(job: str | None, since: str, limit: int, form: str, config: str | None)
 
 
 def _with_spending(session: Session, past_runs: Sequence[Run]) -> Sequence[Run]:
-    """The runs. What a run without an end has spent is in the ledger's log, if the ledger answers."""
+    """The runs. The spending of a run without an end comes from the ledger's log, if the ledger answers."""
     began_ms = min((run.began_ms for run in past_runs if run.ended_ms is None), default=None)
     if began_ms is None:
         return past_runs
@@ -416,8 +416,8 @@ def reset(job: str, region: str | None, dry_run: bool, yes: bool, config: str | 
 
 
 def _reset(session: Session, store: Store, job: JobSettings, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Reset these regions in the store, with the places of the lists that they read. Returns who else reads the lists,
-    as messages name a job in a region."""
+    """Reset these regions in the store, with the places of the lists that they read. Returns the other jobs and regions
+    that read these lists, as messages name them."""
     from quota.jobs.fetches import WALKS
     from quota.jobs.job import fetch_to_look_at
 

@@ -10,9 +10,9 @@
 `uploads` and `comments` read many long lists: a channel's videos, a video's comments. `Walks` chooses the next list.
 
 A walk reads one list, the newest page first, and may take many runs. Its *place* is a row, stored with each page. So
-`pages`, a refusal or a kill loses nothing. A pass reads the first page of every list once, and first the lists with the
-most expected new items. Every other call continues the oldest open walk, so that neither new nor old items wait for all
-of the others.
+nothing is lost if `pages`, a refusal or a kill ends the run. A pass reads the first page of every list once, and first
+the lists with the most expected new items. Every other call continues the oldest open walk, so that neither new nor old
+items wait for all of the others.
 
 A walk ends with its list. If a walk read the whole list within half of the retention, the next ones end at the first
 page whose items are all stored. So a walk misses nothing below the fetched pages, and reads each list in full before
@@ -124,7 +124,7 @@ def videos(client: Any, region: str, cursor: Cursor | None, *, store: Store) -> 
     """New details of the next 50 stored videos (in the region) for 1 unit, the longest waiting first. Without videos it
     sends no call and charges nothing.
 
-    A video that upstream no longer has counts as asked for, like the others, and expires.
+    A video counts as asked for even if upstream no longer has it. Then it expires.
     """
     now_ms = store.now_ms()
     step = cursor or {"began_ms": now_ms, "step": 0}

@@ -81,10 +81,10 @@ class Page:
     `complete` False: a step on the way to a page, for example a step that found ids and leaves their videos to the
     next. The store keeps it, so that a stop loses nothing, but it does not count towards the job's `pages`. Without a
     cursor it is empty: there was nothing left to fetch.
-    `again`: the step fetched stored videos once more. The store keeps them no longer for that, and takes back none that
-    has expired. If upstream did not return a video, the page has only its id.
+    `again`: the step fetched stored videos once more. That does not make the store keep them longer, and brings back no
+    expired video. If upstream did not return a video, the page has only its id.
     `places`: rows that only say where the job stands. They are not items, and a page of places alone reaches no sink.
-    `unknown`: what the configuration asks for, and upstream does not have. A run names each once.
+    `unknown`: the ids in the configuration for which upstream has nothing. A run names each once.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -385,9 +385,9 @@ def _folder_to_look_at(settings: Settings, key: str, name: str) -> Path | None:
 
 
 def line_of(error: BaseException, name: str) -> str:
-    """The file and line in which the user's code raised this error, after a space: the last frame below the folder of
-    the module of the function `name`, or else of an error behind it. Empty for a built-in function, and if no frame is
-    there."""
+    """The file and line in which the user's code raised this error, after a space; empty if no frame is in that code.
+    Frames count if they are below the folder of `name`'s module: the last frame of the error, else of an error behind
+    it."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     if not file or name in BUILT_IN_FETCHES:
         return ""
@@ -522,7 +522,7 @@ READ_STORED = {"channels": "ids", "videos": "", "uploads": "channels", "comments
 
 
 def regions_of_users(settings: Settings, job: JobSettings) -> frozenset[str]:
-    """The regions of jobs with the user's own function, if a job may read what that stored. It may use any names."""
+    """The regions, of any name, of jobs with the user's own functions, if this job may read their data."""
     own = (other.regions for other in settings.jobs.values() if other.fetch not in BUILT_IN_FETCHES)
     return frozenset(chain.from_iterable(own if job.fetch in READ_STORED else ()))
 

@@ -71,13 +71,13 @@ log = logging.getLogger("quota.jobs")
 class RunOptions(NamedTuple):
     """How to run a job: over which `regions` (default: all of the job's), and with what.
 
-    A `tick` of a schedule that is due for some regions runs only where these are, but gives their number, not their
-    names: the run covers the regions whose turn it is in the job's round. If the budget admits only a few ticks a day,
-    the same regions would otherwise run every day. The ledger admits each tick once for each region.
+    A `tick` that is due for some regions runs only where these regions are. It covers as many regions as are due, but
+    those whose turn it is in the job's round: if the budget admits only a few ticks a day, the same regions would
+    otherwise run every day. The ledger admits each tick once for each region.
     On a shared ledger, the run covers only regions that are free or belong to its store (`quota.jobs.places`); with
-    `here` it takes over the others too. When the run has its regions and its tick, it asks for a `refusal`, and ends
-    with it. The run calls `stop` before every attempt, and ends when it returns the number of a signal. `silent` is an
-    address that did not answer the job before: the run tries it once.
+    `here` it takes over the others too. When the run has its regions and its tick, it calls `refusal`, and ends if that
+    returns a decision. It calls `stop` before every attempt, and ends if that returns the number of a signal. `silent`
+    is an address that did not answer the job before: the run tries it once.
     """
 
     regions: str | Sequence[str] = ()

@@ -96,8 +96,8 @@ def ticks(jobs: Iterable[JobSettings], since_ms: int, until_ms: int) -> Iterator
 
 
 def crontab(settings: Settings) -> Iterator[str]:
-    """The lines, in the order of the jobs. What cron cannot do is a comment that says what to do. Raises ConfigError if
-    no job has a schedule."""
+    """The lines, in the order of the jobs. For what cron cannot do, a comment says what to do. Raises ConfigError if no
+    job has a schedule."""
     jobs = settings.jobs.values()
     if settings.path is None or all(job.schedule is None for job in jobs):
         raise quota.ConfigError(f'{settings.source}: no job has a schedule; add schedule = "*/30 * * * *" to one')

@@ -326,7 +326,7 @@ def _kept(request: Request, body: bytes, media_type: str, fresh_s: int = STATIC_
 
 
 def _unchanging(body: bytes, media_type: str, policy: str = POLICY) -> Callable[[Request], Awaitable[Response]]:
-    """Answers always the same."""
+    """Always gives the same answer."""
 
     async def answer(request: Request) -> Response:
         _parameters(request)

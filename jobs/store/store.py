@@ -443,7 +443,7 @@ class Store(AbstractContextManager["Store"]):
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def cutoff_ms(self) -> int:
-        """What `delete_expired` would delete now is older than this."""
+        """The time before which `delete_expired` would delete data now."""
         now_ms = self._clock()
         return self._read(lambda db: believed_ms(db, now_ms)[0]) - self.retention_ms
 
@@ -480,7 +480,7 @@ _NO_QUERIES = frozenset(
         sqlite3.SQLITE_CREATE_TEMP_VIEW,
     )
 )
-"""What even a read-only connection does. Through ATTACH it could write to this file."""
+"""Actions of a read-only connection that no query may take: through ATTACH it could write to this file."""
 
 
 def _allow(action: int, *_: object) -> int:
