@@ -296,7 +296,7 @@ class Awaiter:
 
 
 async def ended(working: Submitted[Any], loop: AbstractEventLoop) -> None:
-    """Wait on this loop until work has ended or is cancelled. Whoever stops waiting leaves no exception for asyncio to
+    """Wait on this loop until work has ended or is cancelled. If the caller stops waiting, asyncio has no exception to
     log."""
     over = Event()
 

@@ -205,7 +205,7 @@ class Budget(OfOneProcess):
         return before[0]
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
-        """The current state of every limit. Charges nothing. With a `job`, the numbers are lowered for that job.
+        """The current state of every limit. Charges nothing. With a `job`, each number is lower by what the job leaves.
 
         Raises LedgerError.
         """

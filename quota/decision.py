@@ -22,7 +22,7 @@ SET_THE_CLOCK = "set the one that is wrong, then run again"
 
 
 def both_clocks(host_ms: int, ledger_ms: int) -> str:
-    """What two clocks read that disagree."""
+    """The times of two clocks that disagree."""
     return f"this machine's clock reads {stamp(host_ms)}, the ledger's {stamp(ledger_ms)}"
 
 

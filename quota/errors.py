@@ -108,7 +108,7 @@ class BadAnswer(QuotaError):
 
 
 class NoAnswer(BadAnswer):
-    """The answer was not complete in time, or somebody else gave it: it is nothing that an API says."""
+    """The answer was not complete in time, or did not come from the API."""
 
 
 class UnknownCharge(QuotaError):

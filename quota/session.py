@@ -303,7 +303,7 @@ class Session(OfOneProcess):
         return Caller(hosts, key=key, place=place, credentials=login, insecure=insecure, googles=googles)
 
     def _kept(self, made: C) -> C:
-        """A client that `close` closes. Raises SessionClosedError if it was called meanwhile."""
+        """A client that `close` closes. Raises SessionClosedError if the session was closed meanwhile."""
         with self._lock:
             if not self._closed:
                 self._services.append(made)

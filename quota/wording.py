@@ -46,10 +46,10 @@ class Line(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows under headings. `numbers` are the columns with numbers, `whole` those that are never folded, because people
-    copy their values. `tones` has the tone of each row; empty: all are plain. In a narrow terminal those in `joined`
-    share the column of the first of them; then it leaves out those in `without`, one after the other. With
-    `least_fold`, columns go before lines are folded to fewer characters."""
+    """Rows under headings. `numbers` are the columns with numbers; `whole` columns are never folded, because people
+    copy their values. `tones` has the tone of each row; empty: all are plain. In a narrow terminal, the `joined`
+    columns share the first of them; if that is not enough, the columns in `without` go, one after the other. With
+    `least_fold`, they go before lines are folded to fewer characters."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -103,8 +103,8 @@ def status_parts(status: Status) -> Iterator[Part]:
 
 
 class Verdict(NamedTuple):
-    """Whether calls may leave: `word` and `more` say it, `end_ms` is the end of that if it is known, `why` explains
-    it."""
+    """Whether calls may leave, in `word` and `more`. `why` explains the verdict, and `end_ms` is when it ends, if
+    known."""
 
     word: Literal["open", "full", "stopped", "closed"]
     why: str

@@ -106,7 +106,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
 
 
 def _printed(source: Log, target: Log, steps: Sequence[Step], form: str, *, done: bool) -> bool:
-    """Print the steps of a move, or with `done` what came of them. Whether they are for programs."""
+    """Print the steps of a move, or with `done` their outcomes. Returns whether they were printed as data."""
     rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in steps]
     data = {"old": source.label, "new": target.label, **({} if done else {"dry_run": True}), "projects": rows}
     if print_as(form, data):
@@ -125,8 +125,8 @@ _OUTCOMES = {"nothing": "empty", "move": "moved", "go on": "moved", "moved alrea
 
 
 def _movable(name: str, url: str, settings: Settings) -> Log:
-    """The ledger at a url from the command line, or where a reference says. If it is on the server of the configured
-    ledger, the configuration has the password: other users of the machine see the command line. Raises UsageError."""
+    """The ledger at a url of the command line, or behind a reference. On the configured ledger's server, the
+    configuration has the password: other users of the machine see the command line. Raises UsageError."""
     try:
         if is_reference(url):
             kind, _, place = url.partition(":")

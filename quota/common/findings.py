@@ -118,7 +118,7 @@ def examine_folder(
 def obstacle(path: str, *beside: str) -> tuple[str, str] | None:
     """Why this user could not write the file at `path` and the files whose names add `beside`, or make them with their
     parent folders; and the remedy. By default the path is of an SQLite file, and the others are those that SQLite
-    keeps. Whoever shows this names the path."""
+    keeps. The caller names the path."""
     names = [path + ending for ending in ("", *(beside or ("-wal", "-shm")))]
     return next(filter(None, (_obstacle(name, shown=path) for name in names)), None)
 

@@ -82,7 +82,7 @@ _FORMAT = re.compile(r"\.[^./]+\.*/*$")
 """The end of a path that some frameworks, as Rails, read as the format of the answer, whatever it is."""
 
 
-@lru_cache(1)  # one request asks for them by each verb
+@lru_cache(1)  # one request needs them for each verb
 def readings_of(path: str) -> tuple[str, ...]:
     """All paths that a server may read in `path`, as `plain_path` writes them, the plain path first. The others have
     slashes decoded (once or twice, also as `%C0%AF` or `%u002F`), full-width characters in ASCII, no invisible ones,
@@ -169,8 +169,8 @@ def is_googles(host: str) -> bool:
 
 
 def has_hung_up(sock: Any) -> bool:
-    """Whether the other side of an idle connection has closed it: it is readable, although nothing was asked. What is
-    sent on it would not arrive."""
+    """Whether the other side of an idle connection has closed it: it is readable, although nothing was asked. A request
+    on it would not arrive."""
     return is_readable(sock, 0)
 
 

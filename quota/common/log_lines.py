@@ -99,7 +99,7 @@ class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object on one line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
-        super().format(record)  # it writes the traceback, where the redacting filter has not
+        super().format(record)  # it fills in `exc_text` if the redacting filter has not
         traceback = "\n".join(filter(None, (record.exc_text, record.stack_info)))
         at = rfc3339(int(record.created * 1000))
         fields: dict[str, object] = {"time": at, "level": record.levelname.lower(), "logger": record.name}

@@ -42,7 +42,7 @@ the longest names still fits into a quarter of a page, so no charge needs an ove
 """
 
 ROOM_BYTES = 65_536
-"""What the first transaction of a process may need, beside what it writes, for SQLite's -shm."""
+"""The bytes that a process's first transaction may need for SQLite's -shm, beside its own pages."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -55,8 +55,8 @@ class DamagedError(Exception):
 
 
 DAMAGE = (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError)
-"""What reading a damaged file raises. UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver
-cannot decode it. MemoryError: a damaged length asks for too much memory."""
+"""The errors that reading a damaged file raises. UnicodeDecodeError: SQLite's message quotes a damaged schema, and the
+driver cannot decode it. MemoryError: a damaged length asks for too much memory."""
 
 
 def pause() -> None:
@@ -97,7 +97,7 @@ _FAULTS: dict[str | int, str] = {
         "it open: fuser {path}"
     ),
 }
-"""What a message says after the name of the file, also by SQLite's codes."""
+"""The rest of a message after the name of the file, by fault or by SQLite's code."""
 
 
 class _Connection(sqlite3.Connection):

@@ -124,7 +124,7 @@ _Deliver = Callable[[bytes, float], None]
 
 
 def _ways(settings: NotifySettings, stderr: int | None = subprocess.DEVNULL) -> Iterator[tuple[str, _Deliver]]:
-    """Each way, and what delivers by it. What a command writes to stderr may hold a secret."""
+    """Each way, and what delivers by it. A command may write a secret to its `stderr`."""
     if settings.command:
         yield "command", partial(_run, settings.command, stderr)
     if settings.url_ref is not None:

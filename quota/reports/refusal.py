@@ -59,8 +59,8 @@ class Filled(NamedTuple):
 
 class Fill(NamedTuple):
     """The units that fill the limit `name`, at the refusal and now: charges, and units that only upstream counted, the
-    last of which leave at `upstream_until_ms`. An answer may lower `reserved_units` of now. Unless `is_whole`, the
-    history no longer has all charges of the refusal, and the numbers of then are missing."""
+    last of which leave at `upstream_until_ms`. `reserved_units` count now; an answer may lower them. Unless `is_whole`,
+    the history no longer has all charges of the refusal, and the numbers of then are missing."""
 
     name: str | None = None
     rows: tuple[Filled, ...] = ()
@@ -119,10 +119,10 @@ Change = tuple[Setting, ...]
 class RefusalExplained(NamedTuple):
     """Why a call was refused, asked at `asked_ms` by the ledger's clock.
 
-    `now` is the decision on the same call or calls now. Of several calls whose costs the refusal does not tell, it is
-    of a single call that costs as much. `never` is the reason if today's configuration can never admit it. `limits` are
-    the configured limits by name, `now_limits` the limits that count the call now. `rooms_ms` has the time when each
-    refusing limit has room again.
+    `now` is the decision on the same call or calls now. If the refusal is of several calls and lacks their costs, `now`
+    is about a single call that costs as much. `never` is the reason if today's configuration can never admit it.
+    `limits` are the configured limits by name, `now_limits` the limits that count the call now. `rooms_ms` has the time
+    when each refusing limit has room again.
 
     `fill` belongs to the limit that refused, or to the bucket that upstream closed. `expiries` belong to the limit
     `expiring`, which refuses now, or else refused then. `exhaustion` is the record of the closed bucket, and

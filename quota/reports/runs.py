@@ -66,8 +66,8 @@ class Run:
 
 
 class Bought(NamedTuple):
-    """What the pages of one number of a job brought: `new` of their `items` were not in the store before. `units` count
-    all attempts, also attempts that brought no page."""
+    """What the pages of a job with one page number brought: `new` of their `items` were not in the store before.
+    `units` count all attempts, also attempts that brought no page."""
 
     job: str
     page: int

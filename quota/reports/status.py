@@ -189,7 +189,7 @@ class CredentialRow(NamedTuple):
 
     @property
     def next_ms(self) -> int | None:
-        """When it is open again."""
+        """When any call may leave again."""
         return self.outlook.next_ms if self.stopped is None else self.stopped.retry_ms
 
 
@@ -228,8 +228,8 @@ def read_status(
 ) -> Status:
     """The status of every credential of a session, or of one. `progress` takes lines that say how many are read.
     `next_capacity=False` leaves out the `next_capacity_ms` of limits, which may need the log; `jobs` adds the jobs;
-    with `here` a job goes on only if this process could run it: the dashboard's need not have the key.
-    Raises LedgerError, whose message has what this machine may spend meanwhile. If some projects can be read and others
+    with `here` a job goes on only if this process could run it: the dashboard's process need not have the key. Raises
+    LedgerError, whose message has what this machine may spend meanwhile. If some projects can be read and others
     cannot, as while a node of a cluster is silent, the rows of these others have no limits.
 
     Each project is read once, so its credentials show the same numbers. A few threads read at once.
@@ -313,7 +313,7 @@ def with_allowances(error: LedgerError, session: Session, credential: str | None
 
 
 def allowances(session: Session, credential: str | None = None) -> dict[str, AllowanceState]:
-    """What this machine may spend while the ledger does not answer, and has drawn, by project."""
+    """What this machine may spend, and has drawn, while the ledger does not answer; by project."""
     stands: dict[str, AllowanceState] = {}
     if session.settings.ledger.unavailable is None:
         return stands

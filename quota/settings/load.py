@@ -122,7 +122,7 @@ def given_settings(tables: Mapping[str, Any]) -> Settings:
 
 
 def _plain(value: Any, source: str, depth: int = 0) -> Any:
-    """The value as TOML has it: a mapping as a dict, a tuple as a list. TOML nests deeper than what reads it then."""
+    """The value as TOML has it: a mapping as a dict, a tuple as a list. Raises ConfigError if it is nested too deep."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"{source}: nested too deep")
     if isinstance(value, Mapping):
