@@ -199,7 +199,7 @@ _FAILURES = [str(error.exit_status) for error in (quota.QuotaError, quota.Ledger
 def _succeeds(report: RunReport, regions: Sequence[_Region]) -> bool:
     """Whether the job runs without a failure: this run has covered something, and no region's last pass failed."""
     places = [region.place for region in regions]
-    has_failed = not places or any((x.failed_at_ms or 0) > (x.completed_at_ms or 0) for x in places)
+    has_failed = not places or any((place.failed_at_ms or 0) > (place.completed_at_ms or 0) for place in places)
     covers = report.outcome == "done" or report.attempts > 0
     return covers and not (report.exit_status or report.elsewhere or has_failed)
 

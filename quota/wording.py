@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROWS = 10
 """The most rows in the table of the charges that fill a limit; the JSON has all."""
 
-NAMED = 3
+MAX_NAMES = 3
 SHARE = 20
 """The most names in the line `Filled by`. Each has at least one part in SHARE."""
 
@@ -307,40 +307,40 @@ def spent_elsewhere(book: CostBook) -> str:
 # -- a refusal ---------------------------------------------------------------------------------------------------------
 
 
-def refusal_parts(x: RefusalExplained) -> Iterator[Part]:
+def refusal_parts(refusal: RefusalExplained) -> Iterator[Part]:
     """Why a call was refused: the cause, who filled the limit, who asked, what changed since, and the evidence. An
     empty line begins a new paragraph."""
-    yield Line(f"REFUSED: {_cause(x)}", "verdict")
-    for text in _who_filled(x):
+    yield Line(f"REFUSED: {_cause(refusal)}", "verdict")
+    for text in _who_filled(refusal):
         yield Line(text, "strong")
-    kept = x.kept
+    kept = refusal.kept
     asker = {"credential": kept.credential, "job": kept.job, "region": kept.region, "run": kept.run, "on": kept.machine}
     who = ", ".join([f"{what} {name}" for what, name in asker.items() if name])
     then = "" if kept.retry_at_ms is None else f"; next at {moment(kept.retry_at_ms)}"
     yield Line(f"{stamp(kept.at_ms)}, {who}{then}")
-    yield Line(_now(x), "strong")
-    if x.names:
+    yield Line(_now(refusal), "strong")
+    if refusal.names:
         yield Line("")
-        yield _limits(x)
-    yield from map(Line, _upstream(x))
-    if x.fill.name is not None:
+        yield _limits(refusal)
+    yield from map(Line, _upstream(refusal))
+    if refusal.fill.name is not None:
         yield Line("")
-        yield from _filled(x)
-    if x.expiries:
+        yield from _filled(refusal)
+    if refusal.expiries:
         yield Line("")
-        yield from _expiries(x)
+        yield from _expiries(refusal)
     yield Line("")
-    yield from map(Line, _admits(x))
+    yield from map(Line, _admits(refusal))
 
 
-def _cause(x: RefusalExplained) -> str:
-    kept = x.kept
-    then = x.then_limits.get(kept.refused_by or "")
+def _cause(refusal: RefusalExplained) -> str:
+    kept = refusal.kept
+    then = refusal.then_limits.get(kept.refused_by or "")
     if kept.closed_by_upstream:
         return kept.why.partition(" (")[0]  # upstream's words come below
     if kept.reason not in ("limit", "leave") or then is None:
         return kept.why
-    left = many(max(0, then.limit_units - then.used_units), x.noun(then.name))
+    left = many(max(0, then.limit_units - then.used_units), refusal.noun(then.name))
     details = [f", {part}" for part in kept.why.split(", ") if "by the end of the" in part or "this job leaves" in part]
     if kept.reason == "leave" or then.leave_units:
         left += f" left for {f'job {kept.job}' if kept.job else 'this job'}"
@@ -354,74 +354,74 @@ def _cause(x: RefusalExplained) -> str:
     return f"limit {then.name!r} had {left}{''.join(details)}; {needs} {then.cost_units:,}"
 
 
-def _who_filled(x: RefusalExplained) -> Iterator[str]:
+def _who_filled(refusal: RefusalExplained) -> Iterator[str]:
     """Who spent most of the limit; for a bucket that upstream closed, how much of it we charged."""
-    if x.kept.closed_by_upstream:
-        yield from _whose(x)
+    if refusal.kept.closed_by_upstream:
+        yield from _whose(refusal)
         return
-    fill, then = x.fill, x.then_limits.get(x.fill.name or "")
+    fill, then = refusal.fill, refusal.then_limits.get(refusal.fill.name or "")
     units: Counter[str] = Counter()
     for row in fill.rows:
         who = f"job {row.job}, {row.method}" if row.job else row.method
         units[who] += (row.then_units or 0) if fill.is_whole else row.now_units
     units["others, as upstream said:"] = fill.upstream_then_units if fill.is_whole else fill.upstream_units
     whole_units = then.used_units if fill.is_whole and then is not None else units.total()
-    named = [f"{who} {n:,}" for who, n in units.most_common(NAMED) if n and n * SHARE >= whole_units]
+    named = [f"{who} {n:,}" for who, n in units.most_common(MAX_NAMES) if n and n * SHARE >= whole_units]
     if named:
         named[0] += f" of {whole_units:,}"
         yield f"Filled by: {'; '.join(named)}"
 
 
-def _whose(x: RefusalExplained) -> Iterator[str]:
+def _whose(refusal: RefusalExplained) -> Iterator[str]:
     """How much of upstream's grant was charged here."""
-    if x.granted_units:
-        fill = x.fill
+    if refusal.granted_units:
+        fill, exhaustion = refusal.fill, refusal.exhaustion
         ours = fill.then_units if fill.is_whole else sum(row.now_units for row in fill.rows)
-        charged = f"Charged here: {many(ours, 'unit')} of the {x.granted_units:,} that upstream grants"
+        charged = f"Charged here: {many(ours, 'unit')} of the {refusal.granted_units:,} that upstream grants"
         if fill.upstream_units:
             yield f"{charged}; {fill.upstream_units:,} only upstream counted: somebody else uses this project"
-        elif ours + x.kept.cost_units <= x.granted_units and not (x.exhaustion and x.exhaustion.is_pause):
-            yield f"{charged}; {spent_elsewhere(x.book)}"
+        elif ours + refusal.kept.cost_units <= refusal.granted_units and not (exhaustion and exhaustion.is_pause):
+            yield f"{charged}; {spent_elsewhere(refusal.book)}"
         else:
             yield charged
 
 
-def _now(x: RefusalExplained) -> str:
-    since_ms = x.asked_ms - x.kept.at_ms
+def _now(refusal: RefusalExplained) -> str:
+    since_ms = refusal.asked_ms - refusal.kept.at_ms
     then = f"Now, {spell(since_ms)} later," if since_ms >= SECOND_MS else "Now"
-    if x.now is None:
-        return f"{then} it could never be admitted: {x.never}"
-    now = x.now
-    same = "the same call" if x.kept.calls == 1 else f"the same {many(x.kept.calls, 'call')} together"
-    if x.kept.calls > 1 and not x.kept.tells_costs:
-        same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
+    if refusal.now is None:
+        return f"{then} it could never be admitted: {refusal.never}"
+    now = refusal.now
+    same = "the same call" if refusal.kept.calls == 1 else f"the same {many(refusal.kept.calls, 'call')} together"
+    if refusal.kept.calls > 1 and not refusal.kept.tells_costs:
+        same = f"a single {refusal.kept.method} of {many(refusal.kept.cost_units, 'unit')}"
     if now.admitted:
         return f"{then} {same} would be admitted"
-    why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
+    why = ", for the same reason" if now.why() == refusal.kept.why else f": {now.why()}"
     ask = f"; {now.remedy()}" if now.reason == "closed" else ""
     return f"{then} {same} would be refused{until(now.retry_at_ms)}{why}{ask}"
 
 
-def _limits(x: RefusalExplained) -> Table:
+def _limits(refusal: RefusalExplained) -> Table:
     """Each limit, then and now."""
-    rows = []
-    for name in x.names:
-        limit = x.limits.get(name)
+    rows, rooms_ms = [], refusal.rooms_ms
+    for name in refusal.names:
+        limit = refusal.limits.get(name)
         row = [name, "(no longer configured)" if limit is None else limit.view.window.name]
-        for state in (x.then_limits.get(name), x.now_limits.get(name)):
+        for state in (refusal.then_limits.get(name), refusal.now_limits.get(name)):
             used_of = ("?", "?")
             if state is not None:
                 used_of = (f"{state.used_units:,}", f"{state.limit_units + state.leave_units:,}")
             row += used_of
-        rows.append((*row, f"in {spell(x.rooms_ms[name] - x.asked_ms)}" if name in x.rooms_ms else ""))
-    tones: list[Tone] = ["bad" if name == x.kept.refused_by else "" for name in x.names]
+        rows.append((*row, f"in {spell(rooms_ms[name] - refusal.asked_ms)}" if name in rooms_ms else ""))
+    tones: list[Tone] = ["bad" if name == refusal.kept.refused_by else "" for name in refusal.names]
     headings = ("limit", "window", "then used", "of", "now used", "of", "room again")
     return Table(headings, rows, numbers=(2, 3, 4, 5), tones=tones, without=(1,))
 
 
-def _upstream(x: RefusalExplained) -> Iterator[str]:
+def _upstream(refusal: RefusalExplained) -> Iterator[str]:
     """Upstream's words about the bucket that it closed."""
-    kept, record = x.kept, x.exhaustion
+    kept, record = refusal.kept, refusal.exhaustion
     if not kept.closed_by_upstream:
         return
     if record is None:
@@ -435,18 +435,18 @@ def _upstream(x: RefusalExplained) -> Iterator[str]:
         yield f"reopened on {stamp(record.reopened_ms)}: {record.reopened_because}"
 
 
-def _filled(x: RefusalExplained) -> Iterator[Part]:
+def _filled(refusal: RefusalExplained) -> Iterator[Part]:
     """Who filled the limit that refused; for a closed bucket, who charged to it here."""
-    fill = x.fill
+    fill = refusal.fill
     what = (
         f"What this ledger charged to bucket {fill.name}"
-        if x.kept.closed_by_upstream
+        if refusal.kept.closed_by_upstream
         else f"What counts in limit {fill.name!r}"
     )
     if not fill.rows:
         yield Line(f"{what}: {'no charge now' if fill.is_whole else 'the log has none of it any more'}")
     else:
-        yield Line(f"{what}, in {x.noun(fill.name)}s:")
+        yield Line(f"{what}, in {refusal.noun(fill.name)}s:")
         rows = [(row.job or "-", row.method, row.region or "-", *_numbers(fill, (row,))) for row in fill.rows[:ROWS]]
         if more := fill.rows[ROWS:]:
             rows.append((f"{len(more):,} more", "", "", *_numbers(fill, more)))
@@ -454,7 +454,7 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
         yield Table(("job", "method", "region", "then", "now"), rows, numbers=(3, 4), footer=footer, without=(2,))
     if not fill.is_whole:
         yield Line("then: the log no longer has everything that counted at the refusal", "note")
-    for note in _differences(x):
+    for note in _differences(refusal):
         yield Line(note, "note")
 
 
@@ -464,9 +464,9 @@ def _numbers(fill: Fill, rows: Sequence[Filled]) -> tuple[str, str]:
     return then, f"{sum(row.now_units for row in rows):,}"
 
 
-def _differences(x: RefusalExplained) -> Iterator[str]:
+def _differences(refusal: RefusalExplained) -> Iterator[str]:
     """The units that count and are not charges in the log."""
-    fill, noun = x.fill, x.noun(x.fill.name)
+    fill, noun = refusal.fill, refusal.noun(refusal.fill.name)
     if fill.upstream_units:
         others = many(fill.upstream_units, noun)
         yield f"now also {others} used by others, as upstream said,{until(fill.upstream_until_ms)}"
@@ -474,7 +474,7 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
         yield f"now {many(fill.reserved_units, noun)} only reserved; if an answer shows less, the call fits sooner"
     if fill.upstream_then_units:
         yield f"then also {many(fill.upstream_then_units, noun)} used by others, as upstream said"
-    then = x.then_limits.get(fill.name or "")
+    then = refusal.then_limits.get(fill.name or "")
     if then is None or not fill.is_whole:
         return
     missing_units = then.used_units - fill.upstream_then_units - fill.then_units
@@ -484,15 +484,15 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
         yield f"then {many(-missing_units, noun)} less: charged at the same moment, or settled higher since"
 
 
-def _expiries(x: RefusalExplained) -> Iterator[Part]:
-    yield Line(f"What leaves limit {x.expiring!r} next:")
-    fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
+def _expiries(refusal: RefusalExplained) -> Iterator[Part]:
+    yield Line(f"What leaves limit {refusal.expiring!r} next:")
+    fits = "the call fits" if refusal.kept.calls == 1 else "the calls fit"
     rows = []
-    for expiry in x.expiries:
+    for expiry in refusal.expiries:
         what = expiry.method or _WHAT[expiry.kind]
         units, room = f"{expiry.units:,}", fits if expiry.makes_room else ""
         rows.append((moment(expiry.at_ms), units, what, expiry.job or "-", room, expiry.charge or ""))
-    headings = ("at", f"{x.noun(x.expiring)}s", "what", "job", "", "id")
+    headings = ("at", f"{refusal.noun(refusal.expiring)}s", "what", "job", "", "id")
     yield Table(headings, rows, numbers=(1,), whole=(5,), joined=(2, 3), without=(5,))
 
 
@@ -504,26 +504,26 @@ _WHAT = {
 }
 
 
-def _admits(x: RefusalExplained) -> Iterator[str]:
+def _admits(refusal: RefusalExplained) -> Iterator[str]:
     """The changes that would have admitted the call."""
-    kept = x.kept
-    if x.admitted_today:
+    kept = refusal.kept
+    if refusal.admitted_today:
         yield "It would have been admitted with the configuration as it is today."
         return
     if kept.reason == "clock":
         yield f"It would have been admitted with clocks that agree: {SET_THE_CLOCK}."
         return
-    if not x.admits:
+    if not refusal.admits:
         yield "No change of the configuration is known that would have admitted it."
         return
-    yield "It would have been admitted" + (" with any one of these:" if len(x.admits) > 1 else " with:")
-    for change in x.admits:
+    yield "It would have been admitted" + (" with any one of these:" if len(refusal.admits) > 1 else " with:")
+    for change in refusal.admits:
         words = [
             _SETTINGS[setting.kind].format(**setting._asdict(), cost=many(setting.units, "unit"), job=kept.job)
             for setting in change
         ]
         yield f"  {', and '.join(words)}"
-    for setting in x.admits[0]:
+    for setting in refusal.admits[0]:
         if setting.kind == "limit" and setting.units > setting.upstream_units > 0:
             yield f"But upstream grants {setting.upstream_units:,}: beyond that it refuses calls itself."
 
@@ -544,42 +544,42 @@ _SETTINGS = {
 # -- a charge ----------------------------------------------------------------------------------------------------------
 
 
-def charge_parts(x: ChargeExplained) -> Iterator[Part]:
+def charge_parts(explained: ChargeExplained) -> Iterator[Part]:
     """A charge, and each limit before and after it."""
-    charged = many(x.charge.units if x.charged_units is None else x.charged_units, "unit")
-    drawn = "" if x.draw is None else " on this machine's allowance, while the ledger did not answer"
-    yield Line(f"CHARGED {charged} for {x.charge.method} on {stamp(x.at_ms)}{drawn}", "strong")
-    who = [f"job {x.charge.job or '-'}", f"region {x.charge.region or '-'}", f"run {x.charge.run or '-'}"]
-    yield Line(f"{', '.join(who)}; project {x.project}, bucket {x.charge.bucket}")
-    yield Line(_corrected(x), "strong" if x.charged_units not in (None, x.charge.units) else "")
-    if x.limits:
+    charged = many(explained.charge.units if explained.charged_units is None else explained.charged_units, "unit")
+    drawn = "" if explained.draw is None else " on this machine's allowance, while the ledger did not answer"
+    yield Line(f"CHARGED {charged} for {explained.charge.method} on {stamp(explained.at_ms)}{drawn}", "strong")
+    who = [f"{field} {getattr(explained.charge, field) or '-'}" for field in ("job", "region", "run")]
+    yield Line(f"{', '.join(who)}; project {explained.project}, bucket {explained.charge.bucket}")
+    yield Line(_corrected(explained), "strong" if explained.charged_units not in (None, explained.charge.units) else "")
+    if explained.limits:
         rows = []
-        for row in x.limits:
+        for row in explained.limits:
             least = "" if row.whole else ">= "
-            since = "since " if row.leaves_ms <= x.asked_ms else ""
+            since = "since " if row.leaves_ms <= explained.asked_ms else ""
             units = f"{least}{row.before_units:,}", f"{least}{row.after_units:,}", f"{row.limit_units:,}"
             rows.append((row.name, row.window, *units, since + moment(row.leaves_ms)))
         headings = ("limit", "window", "before", "after", "of", "stops counting")
         yield Line("")
         yield Table(headings, rows, numbers=(2, 3, 4), without=(1,))
-    if not all(row.whole for row in x.limits):
+    if not all(row.whole for row in explained.limits):
         yield Line(">=: the log no longer has every charge that counted before it", "note")
-    if x.not_counted_by:
-        yield Line(f"not counted by: {', '.join(x.not_counted_by)}")
-    for further in x.also:
+    if explained.not_counted_by:
+        yield Line(f"not counted by: {', '.join(explained.not_counted_by)}")
+    for further in explained.also:
         yield Line("")
         yield from charge_parts(further)
 
 
-def _corrected(x: ChargeExplained) -> str:
-    charge, counts = x.charge, many(x.charge.units, "unit")
-    if x.draw is not None and not x.in_log:
-        if x.draw.handed_id is not None:
+def _corrected(explained: ChargeExplained) -> str:
+    charge, counts = explained.charge, many(explained.charge.units, "unit")
+    if explained.draw is not None and not explained.in_log:
+        if explained.draw.handed_id is not None:
             return f"It was repaid to the ledger, whose log no longer has it; it counted {counts}"
         return f"It is owed: the next charge repays it, dated then; it counts {counts} now"
     repaid = ""
-    if x.draw is not None:
-        repaid = f"Repaid on {stamp(charge.id[0])} as charge {x.entry}. "
+    if explained.draw is not None:
+        repaid = f"Repaid on {stamp(charge.id[0])} as charge {explained.entry}. "
     if charge.reserved_units:
         return f"{repaid}It is reserved: the cost of the call is not known yet"
     if charge.charged_units == charge.units:

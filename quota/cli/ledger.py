@@ -68,7 +68,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
         settings, configured = session.settings, session.ledger.label
     source, target = _movable("OLD", old, settings), _movable("NEW", new, settings)
     try:
-        projects = list(dict.fromkeys(x.project for x in settings.credentials.values()))
+        projects = list(dict.fromkeys(credential.project for credential in settings.credentials.values()))
         if all_projects:
             projects = _held(source, target) or projects
         steps = plan_move(source, target, projects)
@@ -107,7 +107,7 @@ def move(old: str, new: str, all_projects: bool, dry_run: bool, yes: bool, form:
 
 def _printed(source: Log, target: Log, steps: Sequence[Step], form: str, *, done: bool) -> bool:
     """Print the steps of a move, or with `done` their outcomes. Returns whether they were printed as data."""
-    rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in steps]
+    rows = [{"project": step.project, "outcome": _OUTCOMES[step.kind], "charges": step.charges} for step in steps]
     data = {"old": source.label, "new": target.label, **({} if done else {"dry_run": True}), "projects": rows}
     if print_as(form, data):
         return True

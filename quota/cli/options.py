@@ -42,7 +42,7 @@ class Group(click.Group):
             if (
                 config is not None
                 and not isinstance(command, Group)
-                and all(x.name != "config" for x in command.params)
+                and all(option.name != "config" for option in command.params)
             ):
                 raise click.UsageError(f"`{ctx.command_path} {name}` reads no configuration; leave --config out", ctx)
         return name, command, rest

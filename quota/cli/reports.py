@@ -348,7 +348,7 @@ def log(
         if refused:
             whole_ms = 0
             kept = (refusal for project in projects for refusal in read_refusals(project))
-            refusals = [x for x in kept if x.at_ms >= start_ms and is_wanted(x.project, x.job, x.method)]
+            refusals = [row for row in kept if row.at_ms >= start_ms and is_wanted(row.project, row.job, row.method)]
             refusals.sort(key=lambda refusal: refusal.at_ms)
             printed = _print_rows(refusals[begin:], form, REFUSAL_FIELDS, _refusal_json, _refusals_table)
         else:
@@ -533,7 +533,7 @@ def reopen(bucket: str, because: str, dry_run: bool, credential: str | None, con
     with opened(config, err=False) as session:
         project = session.project(credential)
         catch_up(project)  # the ledger may have just lost the exhaustion
-        closed = [x.bucket for x in project.state.facts().exhaustions if not x.reopened_ms]
+        closed = [fact.bucket for fact in project.state.facts().exhaustions if not fact.reopened_ms]
         lifted = bucket in closed if dry_run else project.state.reopen(bucket, reason)
     if not lifted:
         raise QuotaError(

@@ -126,7 +126,7 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
 
     def refusal(request: Request) -> Response:
         now, key = dashboard.now.get(PATIENCE_S), request.path_params["key"]
-        kept = None if now.value is None else next((x for x in now.value.refusals if key_of(x) == key), None)
+        kept = None if now.value is None else next((row for row in now.value.refusals if key_of(row) == key), None)
         if kept is None:
             return missing("This refusal is no longer kept: the ledger has the last 100 of a project.")
         try:

@@ -275,7 +275,7 @@ def reconcile(
     for limit in budget.limits:
         heard = project.others(limit.view)
         if units := others_units(heard):
-            others.append(OthersUnits(limit.name, units, max(x.until_ms for x in heard)))
+            others.append(OthersUnits(limit.name, units, max(entry.until_ms for entry in heard)))
     return Reconciled(
         credential=credential,
         book=book,
@@ -318,10 +318,10 @@ def _counts(
     through_ms = now_ms if figures.newest_ms is None else min(figures.newest_ms, now_ms)
     theirs = figures.used.get(metric.quota_metric, [])
     if metric.bucket in book.buckets:
-        counted = [Counted(x.id[0], x.units, x.method) for x in ours if x.bucket == metric.bucket]
+        counted = [Counted(row.id[0], row.units, row.method) for row in ours if row.bucket == metric.bucket]
     else:  # for a pool without a bucket in the book, its calls
         methods = next(pool.methods for pool in book.pools if pool.name == metric.bucket)
-        counted = [Counted(x.id[0], min(x.units, 1), x.method) for x in ours if x.method in methods]
+        counted = [Counted(row.id[0], min(row.units, 1), row.method) for row in ours if row.method in methods]
     for period in _periods(book, metric, now_ms):
         if period.since_ms > whole_after_ms:
             count = compare(metric.bucket, period, through_ms, theirs, counted, book, now_ms)

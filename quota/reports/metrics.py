@@ -159,7 +159,7 @@ def of_status(status: Status, project: str) -> Iterator[Sample]:
             yield Sample("quota_limit_next_capacity_timestamp_seconds", labels, row.next_capacity_ms / 1000)
         if isinstance(window, Calendar):
             yield Sample("quota_limit_reset_timestamp_seconds", labels, window.edges(status.at_ms)[1] / 1000)
-    closed = {x.bucket: x.until_ms for x in credential.exhausted if not x.reopened_ms}
+    closed = {fact.bucket: fact.until_ms for fact in credential.exhausted if not fact.reopened_ms}
     for bucket in sorted({*credential.settings.book.buckets, *closed}):
         labels = {"project": project, "bucket": bucket}
         yield Sample("quota_bucket_exhausted", labels, bucket in closed)

@@ -257,8 +257,8 @@ def read_status(
                 outlook = budget.outlook(methods.get(settings.project, []))
                 facts, newest_ms = project.reading.facts, project.reading.seen[0]  # as the outlook saw them
                 # On each machine a closed bucket opens a little later than upstream's reset, and is shown until then.
-                exhausted = [x for x in facts.exhaustions if _shown_until(x, jitter_ms) > at_ms]
-                closed = {x.bucket: x.opens_ms(jitter_ms) for x in exhausted if not x.reopened_ms}
+                exhausted = [fact for fact in facts.exhaustions if _shown_until(fact, jitter_ms) > at_ms]
+                closed = {fact.bucket: fact.opens_ms(jitter_ms) for fact in exhausted if not fact.reopened_ms}
                 limits = tuple(_limit_rows(budget, outlook, closed, at_ms, next_capacity=next_capacity))
             except UnusableLedger:
                 raise
@@ -370,9 +370,9 @@ def _read_several(read: Callable[[str], CredentialRow], names: Collection[str]) 
         yield from threads.map(lambda context, name: context.run(read, name), contexts, names)
 
 
-def _shown_until(x: Exhaustion, jitter_ms: int) -> int:
+def _shown_until(fact: Exhaustion, jitter_ms: int) -> int:
     """The time until which an exhaustion is shown: its own end, or if it was permanent, a day after it was lifted."""
-    return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.opens_ms(jitter_ms)
+    return fact.reopened_ms + DAY_MS if fact.reopened_ms and fact.until_ms == NEVER else fact.opens_ms(jitter_ms)
 
 
 def _limit_rows(
@@ -428,7 +428,7 @@ def _upstreams_reset(buckets: Mapping[str, Bucket], view: View, at_ms: int) -> t
     windows of a bucket, the one as long as the view's counts."""
     counted = set()
     for bucket in [bucket for name, bucket in buckets.items() if view.selector.counts_bucket(name)]:
-        alike = [x.window for x in bucket.quotas if as_long(x.window.longest_ms, view.window.longest_ms)]
+        alike = [quota.window for quota in bucket.quotas if as_long(quota.window.longest_ms, view.window.longest_ms)]
         counted.add(alike[0] if alike else bucket.window)
     window = counted.pop() if len(counted) == 1 else None
     return (window.edges(at_ms)[1], window.zone) if isinstance(window, Calendar) else (None, None)
@@ -463,25 +463,24 @@ def reserved_of(spent: Iterable[Spent], limits: Sequence[Limit], at_ms: int) -> 
 
 def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhaustion]) -> Iterable[EarlyExhaustion]:
     """The exhaustions that our count does not explain: even the dearest call would have fit."""
-    for x in exhausted:
-        bucket = book.buckets.get(x.bucket)
-        if bucket is None or x.reopened_ms or x.is_pause or x.until_ms == NEVER:
+    for fact in exhausted:
+        bucket = book.buckets.get(fact.bucket)
+        if bucket is None or fact.reopened_ms or fact.is_pause or fact.until_ms == NEVER:
             continue
+        main = Selector(buckets=(fact.bucket,))
         whole = [
-            row
-            for row in limits
-            if not (row.limit.narrow or row.limit.shadow) and row.limit.view.selector == Selector(buckets=(x.bucket,))
+            row for row in limits if not (row.limit.narrow or row.limit.shadow) and row.limit.view.selector == main
         ]
         if not whole:
             continue
-        dearest = max(price.units_in(x.bucket) for prices in book.methods.values() for price in prices)
+        dearest = max(price.units_in(fact.bucket) for prices in book.methods.values() for price in prices)
         counts = []
         for row in whole:
             quota_units = upstream_grant(row.limit, bucket, None if row.grant is None else row.grant.quota_units)
             counts.append((row.limit.view.window.longest_ms, row.state.used_units, quota_units))
         if all(used_units + dearest <= quota_units for _, used_units, quota_units in counts):
             _, used_units, quota_units = max(counts)  # in the longest window
-            yield EarlyExhaustion(x.bucket, used_units, quota_units)
+            yield EarlyExhaustion(fact.bucket, used_units, quota_units)
 
 
 def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int | None:
@@ -520,14 +519,14 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
     elif stopped is not None:
         full_by = stopped.refused_by
     put_back = [members(loss, "at machine charges units") for loss in credential.put_back]
-    early = {x.bucket: x.used_units for x in credential.early}
+    early = {record.bucket: record.used_units for record in credential.early}
     compared = [
         {
-            **members(x, "bucket since through"),
-            "compared_at": rfc3339(x.at_ms),
-            **members(x, "upstream_units our_units unknown_units drift_units"),
+            **members(count, "bucket since through"),
+            "compared_at": rfc3339(count.at_ms),
+            **members(count, "upstream_units our_units unknown_units drift_units"),
         }
-        for x in credential.compared
+        for count in credential.compared
     ]
     return {
         **members(credential.settings, "name project api"),
@@ -543,11 +542,11 @@ def _credential_json(credential: CredentialRow) -> dict[str, object]:
         **({"put_back": put_back} if put_back else {}),
         "exhausted": [
             {
-                **members(x, "bucket since until evidence"),
-                **({"used_units": early[x.bucket], "early": True} if x.bucket in early else {}),
-                **({"reopened_because": x.reopened_because} if x.reopened_ms else {}),
+                **members(fact, "bucket since until evidence"),
+                **({"used_units": early[fact.bucket], "early": True} if fact.bucket in early else {}),
+                **({"reopened_because": fact.reopened_because} if fact.reopened_ms else {}),
             }
-            for x in credential.exhausted
+            for fact in credential.exhausted
         ],
         **({"upstream": compared} if compared else {}),
     }
