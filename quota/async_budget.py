@@ -42,7 +42,7 @@ HELD_UP_S = 0.25
 ASKERS = 8
 """The number of threads that ask a ledger of several machines. A file takes one decision at a time, so it has one."""
 
-OTHERS = 8
+REPORTERS = 8
 """The number of threads for corrections and reports. On a silent ledger they hold up no decision."""
 
 
@@ -292,7 +292,7 @@ class Awaiter:
         from concurrent.futures import ThreadPoolExecutor  # late: it cannot be imported once a process ends
 
         self._asker = ThreadPoolExecutor(self._askers, thread_name_prefix="quota-ledger")
-        self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="quota-other")
+        self._others = ThreadPoolExecutor(REPORTERS, thread_name_prefix="quota-other")
 
 
 async def ended(working: Submitted[Any], loop: AbstractEventLoop) -> None:

@@ -37,7 +37,7 @@ from quota.jobs.job import (
 )
 from quota.jobs.places import checkpoints_of
 from quota.jobs.plan import simulation
-from quota.jobs.plan.simulation import EMPTY, SLOT_MS, JobPlan, RefusedTick, Simulated, Spent, State, simulate
+from quota.jobs.plan.simulation import EMPTY, SLOT_MS, JobPlan, RefusedTick, Simulated, SlotSums, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, in_round
 from quota.jobs.store.store import Store
@@ -252,17 +252,17 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
             yield row._replace(days=tuple(days))
 
 
-def _before(project: str, state: State) -> list[Spent]:
+def _before(project: str, state: State) -> list[SlotSums]:
     """The charges of the live log, which are older than the plan."""
-    rows: dict[tuple[str, str, str], Spent] = {}
+    rows: dict[tuple[str, str, str], SlotSums] = {}
     for charge in charges_in(state.entries.get(project, ())):
         key = (charge.bucket, charge.method, charge.job)
-        spent = rows.setdefault(key, Spent(project, *key))
+        spent = rows.setdefault(key, SlotSums(project, *key))
         spent.add(charge.id[0] // SLOT_MS, charge.units, min(charge.units, 1))
     return list(rows.values())
 
 
-def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, int]:
+def _counted(limit: Limit, project: str, spent: Iterable[SlotSums]) -> dict[int, int]:
     """The part of `spent` that a limit counts: units or calls, by slot."""
     selector = limit.view.selector
     total: Counter[int] = Counter()

@@ -79,7 +79,7 @@ SLOT_MS = 15 * MINUTE_MS
 
 
 @dataclass(slots=True)
-class Spent:
+class SlotSums:
     """Charged units and calls of one method of one job, by slot since 1970; or, if nothing were refused, the wanted
     units and calls."""
 
@@ -133,8 +133,8 @@ class Simulated:
 
     start_ms: int
     until_ms: int
-    spent: list[Spent]
-    wanted: list[Spent]
+    spent: list[SlotSums]
+    wanted: list[SlotSums]
     refusals: list[RefusedTick]
     jobs: dict[str, JobPlan]
 
@@ -157,7 +157,7 @@ class State:
         longer."""
         return State(
             facts={
-                project: Facts(tuple(x for x in facts.exhaustions if x.until_ms > until_ms), facts.grants)
+                project: Facts(tuple(fact for fact in facts.exhaustions if fact.until_ms > until_ms), facts.grants)
                 for project, facts in self.facts.items()
             }
         )
@@ -330,8 +330,8 @@ class _Machine:
 class _Simulation:
     def __init__(self, settings: Settings, start_ms: int, state: State, fetches: Mapping[str, Fetch] | None) -> None:
         self.now_ms = start_ms
-        self.spent: dict[tuple[str, ...], Spent] = {}
-        self.wanted: dict[tuple[str, ...], Spent] = {}
+        self.spent: dict[tuple[str, ...], SlotSums] = {}
+        self.wanted: dict[tuple[str, ...], SlotSums] = {}
         self.jobs: dict[str, JobPlan] = {}
         # A ledger in memory with the live log of each project, each entry at its own time, and the facts.
         log = SqliteLog(clock=lambda: self.now_ms)
@@ -397,11 +397,11 @@ class _Simulation:
             job.passes[place.region] += 1
         return None
 
-    def _note(self, sums: dict[tuple[str, ...], Spent], work: Pass, call: PricedCall, times: int) -> None:
+    def _note(self, sums: dict[tuple[str, ...], SlotSums], work: Pass, call: PricedCall, times: int) -> None:
         for part in call.parts:
             key = work.budget.project, part.bucket, call.method, work.job.name
             if key not in sums:
-                sums[key] = Spent(*key)
+                sums[key] = SlotSums(*key)
             sums[key].add(self.now_ms // SLOT_MS, part.units * times, times)
 
     def _admit(self, work: Pass, coming: Sequence[PricedCall], of_run: RunLimit | None) -> tuple[int, str | None]:

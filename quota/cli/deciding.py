@@ -365,7 +365,7 @@ def _environment(config: str | None, credential: str | None, job: str, tally: st
 def _run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
     """Run a command to its end, and print what it and its children spent, by method."""
     from quota.auto import payers_of
-    from quota.clients.instrument.processes import Spent, spent_in
+    from quota.clients.instrument.processes import Total, spent_in
     from quota.wording import Table
 
     with temporary_folder("tally") as tally:
@@ -375,10 +375,10 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
         except OSError as error:
             return _not_started(command, error)
         methods, had_python = spent_in(tally), any(Path(tally).iterdir())
-    spent = reduce(Spent.plus, methods.values(), Spent())
+    spent = reduce(Total.plus, methods.values(), Total())
     if methods:
         rows = [(method, *(f"{number:,}" for number in row)) for method, row in methods.items()]
-        headings = ("method", *Spent._fields)
+        headings = ("method", *Total._fields)
         print_parts([Table(headings, rows, numbers=range(1, len(headings)))], err=True)
     line = f"{many(spent.calls, 'call')}, {many(spent.units, 'unit')}, {spent.refused:,} refused"
     if not had_python:

@@ -48,9 +48,9 @@ class _Library:
 _library = cache(_Library)
 
 
-def _library_of(thing: object) -> Any:
-    """The library whose class a thing is of, or derives from."""
-    modules = (cls.__module__.partition(".")[0] for cls in type(thing).__mro__)
+def _library_of(instance: object) -> Any:
+    """The library whose class an object has, or derives from."""
+    modules = (cls.__module__.partition(".")[0] for cls in type(instance).__mro__)
     return _library(sys.modules[next(name for name in modules if name in LIBRARIES)])
 
 

@@ -394,7 +394,7 @@ class Described(Google):
             until_ms = min(filter(None, (own_ms, shorter_ms)), default=until_ms)
         if until_ms is None:
             return shorter_ms
-        latest_ms = max(self._latest_ms(answer, rule, bucket), answer.at_ms + LONG_MS)
+        latest_ms = max(self._latest_ms(answer, rule, bucket), answer.at_ms + BELIEVED_WAIT_MS)
         return min(until_ms if until_ms > answer.at_ms else answer.at_ms + PAUSE_MS, latest_ms)
 
     def _shorter_end_ms(self, empty: Sequence[PoolState], at_ms: int) -> int | None:
@@ -494,7 +494,7 @@ class Described(Google):
 PAUSE_MS = SECOND_MS
 """The shortest time for which a bucket is closed, if upstream names a time in the past."""
 
-LONG_MS = HOUR_MS
+BELIEVED_WAIT_MS = HOUR_MS
 """A wait of upstream's may be longer than the bucket's period, but a mistake in it must not cost more than this."""
 
 CLOCK_MS = 5 * SECOND_MS

@@ -340,7 +340,7 @@ class Verdict(NamedTuple):
 
     state: str
     headline: str
-    until: When | None
+    until: ShownTime | None
     lead: str
 
 
@@ -362,7 +362,7 @@ def verdict(row: CredentialRow, now_ms: int, *, down: bool = False) -> Verdict:
 # -- times, names, shares ----------------------------------------------------------------------------------------------
 
 
-class When(NamedTuple):
+class ShownTime(NamedTuple):
     """A time: by the local clock, as a distance from now, and exact, for programs and a tooltip."""
 
     clock: str
@@ -370,8 +370,8 @@ class When(NamedTuple):
     exact: str
 
 
-def when(at_ms: int, now_ms: int) -> When:
-    return When(moment(at_ms) if at_ms > now_ms else stamp(at_ms), away(at_ms, now_ms), rfc3339(at_ms))
+def when(at_ms: int, now_ms: int) -> ShownTime:
+    return ShownTime(moment(at_ms) if at_ms > now_ms else stamp(at_ms), away(at_ms, now_ms), rfc3339(at_ms))
 
 
 def away(at_ms: int, now_ms: int) -> str:

@@ -139,7 +139,7 @@ TIMES = 20
 """A value is kept for this many times the duration of its reading, so an open page takes at most 5% of a core."""
 
 LONGEST_S = 60.0
-AGAIN_S = 2.0
+RETRY_S = 2.0
 """The pause after a failure."""
 
 FIRST_S = 3.0
@@ -210,7 +210,7 @@ class Kept(Generic[T]):
         else:
             failing_ms = now_ms if last.failing_ms is None else last.failing_ms
             self.last = Reading(last.value, last.read_ms, redact(error), failing_ms)
-        keeps_s = min(max(FRESH_S, TIMES * took_s), LONGEST_S) if error is None else AGAIN_S
+        keeps_s = min(max(FRESH_S, TIMES * took_s), LONGEST_S) if error is None else RETRY_S
         self._due_s = elapsed_s() + keeps_s
         self._under_way = False
         self._changed.notify_all()

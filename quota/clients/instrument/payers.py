@@ -18,7 +18,7 @@ from quota.errors import QuotaError, Refused, UsageError
 from quota.terms.api import Hosts
 from quota.web.documents import Problem
 
-MAX_KNOWN = 10_000
+MAX_CACHED_HOSTS = 10_000
 """How many hosts the cache keeps. A crawler meets more."""
 
 
@@ -74,7 +74,7 @@ class Payers:
     def __init__(self, payers: Iterable[Payer], named: str | None = None) -> None:
         self._payers = tuple(payers)
         self._named = named
-        self.knows = lru_cache(MAX_KNOWN)(self._knows)
+        self.knows = lru_cache(MAX_CACHED_HOSTS)(self._knows)
         """Whether a payer serves a host and port. Every request of the program calls this."""
 
     @property

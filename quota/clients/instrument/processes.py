@@ -26,15 +26,15 @@ from quota.common.fork import start_here_and_in_child
 from quota.common.log import warn
 
 
-class Spent(NamedTuple):
+class Total(NamedTuple):
     """What a run spent on one method, or on all."""
 
     calls: int = 0
     units: int = 0
     refused: int = 0
 
-    def plus(self, more: Iterable[int]) -> Spent:
-        return Spent(*map(sum, zip(self, more, strict=True)))
+    def plus(self, more: Iterable[int]) -> Total:
+        return Total(*map(sum, zip(self, more, strict=True)))
 
 
 class FileTally:
@@ -46,13 +46,13 @@ class FileTally:
 
     def start_over_in_child(self) -> None:
         self._lock = RLock()
-        self._spent: dict[str, Spent] = {}
+        self._spent: dict[str, Total] = {}
         self._file: Opened | None = None
 
     def __call__(self, method: str, calls: int, units: int, refused: int) -> None:
-        more = Spent(calls, units, refused)
+        more = Total(calls, units, refused)
         with self._lock:
-            self._spent[method] = self._spent.get(method, Spent()).plus(more)
+            self._spent[method] = self._spent.get(method, Total()).plus(more)
             text = json.dumps(self._spent).encode()
             try:
                 if self._file is None:
@@ -68,14 +68,14 @@ tally_in = cache(FileTally)
 """The one tally of all sessions of this process."""
 
 
-def spent_in(folder: str) -> dict[str, Spent]:
+def spent_in(folder: str) -> dict[str, Total]:
     """What all processes of a run spent, by method: the dearest first."""
-    total: dict[str, Spent] = {}
+    total: dict[str, Total] = {}
     for path in Path(folder).iterdir():
         # A signal handler that counts meanwhile may leave the end of a longer text behind the last one.
         spent_here, _ = json.JSONDecoder().raw_decode(path.read_text(encoding="ascii") or "{}")
         for method, spent in spent_here.items():
-            total[method] = total.get(method, Spent()).plus(spent)
+            total[method] = total.get(method, Total()).plus(spent)
     return dict(sorted(total.items(), key=lambda row: (-row[1].units, row[0])))
 
 

@@ -33,7 +33,7 @@ class Source:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value is due again as soon as it was read."""
-    for pause in ("FRESH_S", "TIMES", "AGAIN_S"):
+    for pause in ("FRESH_S", "TIMES", "RETRY_S"):
         monkeypatch.setattr(module, pause, 0)
 
 

@@ -22,7 +22,7 @@ from quota.jobs.plan.simulation import (
     JobPlan,
     RefusedTick,
     Simulated,
-    Spent,
+    SlotSums,
     State,
     pass_steps,
     simulate,
@@ -70,8 +70,8 @@ class PlainSimulation:
         self.totals = {
             job.name: JobPlan(job.name, dict.fromkeys(job.regions or ("",), 0)) for job in settings.jobs.values()
         }
-        self.spent: dict[tuple[str, str, str], Spent] = {}
-        self.wanted: dict[tuple[str, str, str], Spent] = {}
+        self.spent: dict[tuple[str, str, str], SlotSums] = {}
+        self.wanted: dict[tuple[str, str, str], SlotSums] = {}
         self.refused_until: dict[Any, tuple[int, str | None]] = {}
 
     def replay(self, state: State) -> None:
@@ -149,9 +149,9 @@ class PlainSimulation:
             return method, price.parts, None
         return method, book.default_get.parts, book.default_get.units
 
-    def row(self, rows: dict[tuple[str, str, str], Spent], job: JobSettings, method: str, bucket: str) -> Spent:
+    def row(self, rows: dict[tuple[str, str, str], SlotSums], job: JobSettings, method: str, bucket: str) -> SlotSums:
         project = self.settings.credentials[job.credential].project
-        return rows.setdefault((job.name, method, bucket), Spent(project, bucket, method, job.name))
+        return rows.setdefault((job.name, method, bucket), SlotSums(project, bucket, method, job.name))
 
 
 SEEDS = int(os.environ.get("QUOTA_TEST_EXAMPLES", "6"))
