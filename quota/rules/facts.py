@@ -48,7 +48,7 @@ MAX_COMPARED = 100
 MAX_LOSSES = 10
 """The most losses that are kept: the last ones."""
 
-LONG_MS = 2 * HOUR_MS
+MAX_WAIT_MS = 2 * HOUR_MS
 """A client waits no longer for the end of an exhaustion."""
 
 MAX_TEXT_CHARS = 500
@@ -79,7 +79,7 @@ class Exhaustion(NamedTuple):
         may try again at that end, unless it is hours ahead: no client waits so long, and upstream's clock may be
         behind at its reset. NEVER if it has no end."""
         lasts_ms = max(0, self.until_ms - self.since_ms)
-        if self.until_ms == NEVER or (lasts_ms < LONG_MS and self.reported_by.startswith(f"{machine_name()}:")):
+        if self.until_ms == NEVER or (lasts_ms < MAX_WAIT_MS and self.reported_by.startswith(f"{machine_name()}:")):
             return self.until_ms
         return self.until_ms + min(jitter_ms, lasts_ms // 10)
 
