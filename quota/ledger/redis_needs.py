@@ -111,6 +111,6 @@ def _of_facts(facts: dict[str, str]) -> Iterator[Finding]:
         remedy = "let this user run INFO, or make sure that it is noeviction"
         yield warning("server eviction", "its maxmemory-policy cannot be read", remedy)
     else:
-        message = f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again"
+        message = f"its maxmemory-policy is {policy}: a full server drops charges, and grants their units again"
         level: Level = "error" if policy.startswith("allkeys") else "warning"
         yield Finding(level, "server eviction", message, "set it to noeviction")
