@@ -230,7 +230,7 @@ class Attempts(Listener):
         if needed <= most:
             return None
         needs = f"the calls of one step need {many(needed, full.noun)}, and {full.name!r} holds {most:,}"
-        return f"{needs}, so no run can end it; make fewer calls in a step, or raise the limit"
+        return f"{needs}, so no run can finish it; make fewer calls in a step, or raise the limit"
 
     def _connect(self) -> None:
         """Make the client, but only if the budget would admit its first call: the import is slow."""

@@ -80,7 +80,7 @@ def fetches(settings: Settings) -> Iterator[Finding]:
             yield from _nothing_stored(settings, job)
             items = PAGE_COMMENTS if job.fetch == "comments" else PAGE_ITEMS
             if job.max_items < items:
-                message = f"a page of this job has up to {items} items, and a region fails at one with more"
+                message = f"a page of this job has up to {items} items, and a longer page fails its region"
                 yield warning(f"jobs.{job.name}.max_items", message, f"raise it to {items}, or remove it")
 
 

@@ -543,7 +543,7 @@ class _Run:
         if idle := [region for region in self.idle if not units.get(region)]:
             yield "there was nothing to fetch" + (f" in {listed(idle)}" if units else "")
         if self.earlier:
-            yield f"its round had covered {listed(self.earlier)} before"
+            yield f"this round had covered {listed(self.earlier)} before"
         if self.unknown:
             unknown = f"upstream has nothing for {', '.join(map(show, self.unknown))}: correct or remove them"
             warn("unknown_ids", unknown, job=self.job.name)

@@ -414,7 +414,7 @@ def _needs_after(journals: Sequence[Journal]) -> str:
         with suppress(LedgerError), journal.locked():
             journal.check_writable()
     if any(journal.trouble for journal in journals):
-        return "what this machine charged and could not note may be missing: compare with `quota reconcile`"
+        return "charges that this machine could not note may be missing: compare with `quota reconcile`"
     return "the budget needs nothing"
 
 

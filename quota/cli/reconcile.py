@@ -95,7 +95,7 @@ def reconciled_parts(result: Reconciled, *, dry_run: bool) -> Iterator[Part]:
         yield Line(f"{many(near_units, 'unit')} charged within {within} of the newest point may differ")
     for counts in result.others:
         until = moment(counts.until_ms)
-        yield Line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}")
+        yield Line(f"{counts.limit}: counts {many(counts.units, 'unit')} used by others until {until}")
     would_be = "would be" if dry_run else "is"
     for low in result.lowered:
         held = f"{would_be} held to {low.limit_units:,} instead of {low.configured_units:,}"

@@ -202,7 +202,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
     yield from _path("store.url", settings.store.file)
     yield from _fleeting(settings)
     if settings.jobs and settings.store.retention_ms < DAY_MS:
-        message = "what a refused run fetched is deleted before the run goes on a day later"
+        message = "the pages of a refused run are deleted before it goes on a day later"
         yield warning("store.retention", message, 'set retention = "2d" or more')
     for credential in settings.credentials.values():
         allowed_ms = credential.book.retention_ms
@@ -439,10 +439,10 @@ def _job(settings: Settings, job: JobSettings, limits: Mapping[str, Limit]) -> I
         remedy = "give all machines one redis:// ledger, or remove the key"
         yield warning(f"{location}.machines", "has no effect with an embedded ledger", remedy)
     elif job.on_each_machine and settings.machines_of(job) == 1:
-        message = '"each", and the ledger is said to have one machine: `quota plan` counts the job once'
+        message = '"each" without the number of machines: `quota plan` counts the job once'
         yield warning(f"{location}.machines", message, "give their number in unavailable = { machines = N }")
     if settings.store.places_in_ledger and job.fetch in STORE_FETCHES:
-        message = f'{job.fetch!r} goes by its own store: with places = "ledger" another machine begins anew'
+        message = f'{job.fetch!r} keeps its place in its own store: with places = "ledger" another machine begins anew'
         yield warning(f"{location}.fetch", message, 'keep its store on a disk that lasts, with places = "store"')
 
 
@@ -455,7 +455,7 @@ def lint_book(book: CostBook) -> Iterator[Finding]:
     priced = {**book.methods, "default.get": (book.default_get,), "default.other": (book.default_other,)}
     bounds = [method for method, prices in priced.items() if any(price.reserved for price in prices)]
     if bounds and book.answers.units is None:  # the bounds stay: soon the budget is spent, though nobody used it
-        message = f"{', '.join(bounds[:3])}: `answers` has no `units` that say what a call with `reserve` did cost"
+        message = f"{', '.join(bounds[:3])}: `answers` has no `units` that say what a call with `reserve` cost"
         remedy = 'add for example units = { json = "/usage/total" }, or settle each call in your program'
         yield warning(location, message, remedy)
     if book.answers.units is not None and not bounds:

@@ -226,7 +226,7 @@ STORE = Keys(
         "retention": Span("Items are deleted if no run fetched them again for this long.", default="30d"),
         "name": Label("The store's name in a shared ledger, if its file does not last."),
         "places": Text(
-            'Keeps the place of each region: "ledger" without a disk.', choices=("store", "ledger"), default="store"
+            'Keeps the places of regions: "ledger" if no disk lasts.', choices=("store", "ledger"), default="store"
         ),
     }
 )

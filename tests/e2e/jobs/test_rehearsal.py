@@ -55,7 +55,7 @@ def test_a_rehearsal_of_tomorrow_goes_on_where_the_run_stopped_and_changes_nothi
     assert (sooner.returncode, "(in 59m" in sooner.stdout) == (0, True)
     assert "stopped after 0 pages" in sooner.stdout
     done = quota("run", "trending", "--clock", "+1d")
-    line = "rehearsal: trending: done: 1 region, 150 items, 3 pages (3 units); its round had covered US before\n"
+    line = "rehearsal: trending: done: 1 region, 150 items, 3 pages (3 units); this round had covered US before\n"
     assert done.stdout == line
     assert done.stderr == "rehearsal: trending DE: done, 3 pages, 150 items\n"
     report = quota.json("run", "trending", "--clock", "+1d")

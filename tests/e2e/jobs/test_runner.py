@@ -153,7 +153,7 @@ def fetch(client, region, cursor):
     run = bench.quota("run", "t", "--quiet")
     fits = units == 102 and not more
     assert (run.returncode, run.stdout[:26]) == ((0, "") if fits else (78, "t: stopped after 0 pages ("))
-    assert (f"the calls of one step need {never}, so no run can end it" in run.stdout) is not fits
+    assert (f"the calls of one step need {never}, so no run can finish it" in run.stdout) is not fits
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def fetch(client, region, cursor, *, store):
     )
     bench.configure(fetch=fetch, regions=["US", "DE"], units=5)
     report = bench.run()
-    assert (report.exit_status, report.units, "no run can end it" in report.why) == (0, 5, False)
+    assert (report.exit_status, report.units, "no run can finish it" in report.why) == (0, 5, False)
     assert [path.name for path in bench.folder.glob("videos.db*")] == ["videos.db"], "all is in the one file"
 
 

@@ -89,7 +89,7 @@ def test_a_store_that_ends_with_its_pod_needs_a_name(
 @pytest.mark.parametrize(
     ("ledger", "message"),
     [
-        ('url = "redis://127.0.0.1:6379/0"', "is said to have one machine"),
+        ('url = "redis://127.0.0.1:6379/0"', "without the number of machines"),
         ('url = "sqlite:///ledger.db"', "has no effect"),
         (None, None),
     ],
@@ -282,7 +282,7 @@ FINDINGS = [
     (
         "leave = 500",
         "max_items = 20",
-        "warning: jobs.trending.max_items: a page of this job has up to 50 items, and a region fails at one with more; "
+        "warning: jobs.trending.max_items: a page of this job has up to 50 items, and a longer page fails its region; "
         "raise it to 50, or remove it",
     ),
     (
@@ -331,7 +331,7 @@ FINDINGS = [
     (
         "[jobs.trending]",
         '[store]\nretention = "23h"\n[jobs.trending]',
-        "warning: store.retention: what a refused run fetched is deleted before the run goes on a day later; "
+        "warning: store.retention: the pages of a refused run are deleted before it goes on a day later; "
         'set retention = "2d" or more',
     ),
 ]
