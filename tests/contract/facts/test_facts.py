@@ -55,7 +55,7 @@ def test_a_bucket_is_reopened_once_whichever_answer_is_lost(log: Log, fault: Any
 
 
 def test_a_repeated_change_does_not_undo_a_later_one(log: Log) -> None:
-    """The answer is lost, and before it is asked for again, upstream closes the bucket anew, or grants more."""
+    """The answer is lost. Before the repeat, upstream closes the bucket anew, or grants more."""
     cut = CutLog(log)
     here, other = Clocked(cut), Clocked(log, name=" other", now_ms=NOW_MS + 5)  # type: ignore[arg-type]
     here.state.exhaust(exhaustion(here))
@@ -91,7 +91,7 @@ def test_refusals_added_again_after_a_lost_answer_count_once(log: Log, fault: An
 
 
 def test_a_repeated_key_adds_its_refusals_once(log: Log) -> None:
-    """The answer was lost, and then the one to its repeat."""
+    """Its answer was lost, and so was the answer to its repeat."""
     cut = CutLog(log)
     here = Clocked(cut)  # type: ignore[arg-type]
     cut.faults = ["drop-request", "drop-reply"]
@@ -155,7 +155,7 @@ def test_a_change_that_comes_too_late_is_decided_anew(log: Log, times: int) -> N
 def test_a_change_that_always_comes_too_late_is_one_line(
     log: Log, monkeypatch: pytest.MonkeyPatch, within_s: float | None, times: int
 ) -> None:
-    """After so many tries, or so long."""
+    """After many tries, or after a while."""
     monkeypatch.setattr(state_module, "CHANGE_WITHIN_S", 60.0 if within_s is None else within_s)
     asked = 0
 

@@ -58,7 +58,7 @@ LATER: dict[str, Any] = {
 @pytest.mark.parametrize("how", LATER)
 @pytest.mark.parametrize("and_then", ["runs on", "has ended", "has failed", "its hold is over"])
 def test_a_run_that_lost_a_region_changes_its_place_no_more(here: Clocked, how: str, and_then: str) -> None:
-    """Also where nobody has the region any longer: it is not the late run's again, until it claims anew."""
+    """Even if nobody has the region any longer, the late run must claim it anew."""
     late = claim_of("a")
     here.state.claim(late)
     keep(here, late, US="late 1", DE="late 1")
@@ -129,7 +129,7 @@ def test_jobs_and_projects_are_apart_and_no_marker_is_left(here: Clocked) -> Non
     assert [*here.log.read("p", START, END, 10)] == []
 
 
-def test_a_job_of_which_nothing_is_left_is_forgotten(here: Clocked) -> None:
+def test_a_job_without_regions_or_ticks_is_forgotten(here: Clocked) -> None:
     field = "claim:trending|trending"
     here.state.claim(claim_of("a"))
     assert [*here.log.change("p", {field: None}, {}).state] == [field]

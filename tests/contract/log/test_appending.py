@@ -126,7 +126,7 @@ def test_a_retry_appends_nothing_if_its_first_try_is_beyond_the_page(log: Log, r
 
 
 def test_a_reader_of_an_empty_log_decides_again_after_the_first_entry(log: Log) -> None:
-    """Even one who needs no room: an empty log that has begun may be what a loss has left."""
+    """Even a reader that needs no room: a log that has just begun may be the rest after a loss."""
     (first,) = added(log, charge())
     reply = ask(log, charge(), epoch="", room=ANY)
     assert (reply.word, reply.epoch, list(reply.unseen)) == ("AGAIN", "first", [first])
@@ -195,7 +195,7 @@ def test_a_marker_or_an_unreadable_entry_leaves_no_room_and_raises_nothing(log: 
 
 
 def test_more_unread_entries_than_an_answer_carries_leave_no_room_at_all(log: Log) -> None:
-    """What lies behind the page may be a correction of the same charge, or the first try of this one."""
+    """Behind the page may be a correction of the same charge, or the first try of this one."""
     add_many(log, MAX_UNSEEN)
     assert ask(log, charge(), room=MAX_UNSEEN - 1).word == "AGAIN"
     assert ask(log, charge(), room=MAX_UNSEEN).word == "APPENDED"

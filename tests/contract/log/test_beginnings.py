@@ -196,7 +196,7 @@ def test_a_log_that_has_what_the_machine_has_seen_is_not_behind(log: Log) -> Non
 
 
 def test_a_trimmed_entry_is_not_missing_but_a_later_entry_may_be(log: Log, clock: Clock) -> None:
-    """Who has read up to there goes on; who has not may have missed a marker."""
+    """A process that has read up to there goes on; any other may have missed a marker."""
     first, second = added(log, charge(), charge())
     clock.now_ms += 1_000
     (last,) = added(log, charge())
@@ -242,7 +242,7 @@ def test_nobody_appends_after_a_fence_has_ended(log: Log, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("part", ["log", "state"])
-def test_a_log_of_which_a_part_is_lost_is_behind_for_everybody(log: Log, place: Place, part: str) -> None:
+def test_a_log_that_lost_a_part_is_behind_for_everybody(log: Log, place: Place, part: str) -> None:
     """Entries without an epoch, or an epoch without entries: what was read last may be gone, or not. It stands behind a
     fence that is over, so whoever asks next fences it, and puts it together."""
     entries = added(log, charge(), charge())

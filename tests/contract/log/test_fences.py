@@ -49,7 +49,7 @@ def test_the_fence_of_somebody_else_stands_until_its_lease_is_over(log: Log, clo
 
 
 def test_the_owner_of_a_fence_renews_it(log: Log, clock: Clock) -> None:
-    """Under either text of it a long work goes on: nobody else has had the log."""
+    """Long work goes on under either text of the fence: nobody else has had the log."""
     first = fence(log, "ours")
     clock.now_ms += LEASE_MS - 1
     assert log.fence(P, "", "ours") == (True, renewed := f"~ours:{clock.now_ms + LEASE_MS}")
@@ -61,7 +61,7 @@ def test_the_owner_of_a_fence_renews_it(log: Log, clock: Clock) -> None:
 
 
 def test_a_fence_that_ends_later_than_any_lease_is_over(log: Log, clock: Clock) -> None:
-    """The clock that it was made by was wrong, or has gone back since."""
+    """The clock that set it was wrong, or has gone back since."""
     standing = fence(log, "theirs")
     clock.now_ms -= 1
     assert all(fence_is_over(epoch, clock.now_ms) for epoch in (standing, f"{standing}²"))
@@ -121,7 +121,7 @@ def test_only_the_owner_of_the_fence_replaces_the_log(log: Log) -> None:
 
 
 def test_a_log_may_be_replaced_by_an_empty_one(log: Log) -> None:
-    """Nothing was seen by anybody: that is a log, too, and not a loss."""
+    """Nobody has seen an entry: an empty log is no loss."""
     (gone,) = added(log, charge())
     added(log, correction(gone, 5))
     log.change(P, {}, {"facts": "a"})

@@ -237,7 +237,7 @@ def test_a_field_that_nobody_can_read_keeps_nothing_from_moving(pair: Pair) -> N
 
 @pytest.mark.parametrize("longer", ["old", "new"])
 def test_entries_for_the_longer_window_stay_in_the_log(pair: Pair, longer: str) -> None:
-    """And it is there once, also after it has moved back."""
+    """Each entry is there once, also after the log has moved back."""
     (theirs,) = in_use(pair, charge(1))
     (ours,) = added(pair.old, charge(2))
     pair.clock.now_ms += 3 * DAY_MS
@@ -276,7 +276,7 @@ def test_an_impossible_move_is_one_line_and_changes_nothing(pair: Pair) -> None:
 
 
 def test_a_move_distinguishes_a_copy_from_another_log(pair: Pair) -> None:
-    """Both have one epoch, as where a file was copied by hand: nobody can say which of them is in use."""
+    """Both have one epoch, as after a copy by hand: nobody can say which of them is in use."""
     add(pair.old, charge())
     add(pair.new, charge())
     with pytest.raises(QuotaError, match="hold one log, or are one ledger: nothing was changed"):
@@ -345,7 +345,7 @@ class _Stopping:
 @pytest.mark.parametrize("place", range(WRITES_OF_A_MOVE + 1))
 @in_files
 def test_a_move_stopped_anywhere_goes_on_or_has_done_nothing(pair: Pair, place: int, back: bool, unheard: bool) -> None:
-    """As by a kill: nothing is given back. At no moment are both open, and each charge is there once."""
+    """Like a kill, a stop gives nothing back. The logs are never open together, and each charge is there once."""
     used(pair.old, pair.clock)
     held = content(pair.old)
     mover = Mover(pair, place, unheard=unheard)
@@ -440,7 +440,7 @@ def test_a_way_back_whose_last_step_fails_seals_the_log_again(pair: Pair, monkey
 
 @each_target
 def test_a_replaced_log_does_not_stand_under_its_old_epoch(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has read it under that one would not read what was put into it."""
+    """A process that has read it under that epoch would not read its new entries."""
     used(pair.old, pair.clock)
     in_use(pair, charge())
 
@@ -506,7 +506,7 @@ def test_the_past_is_copied_before_the_fence_and_new_entries_after(pair: Pair, m
 
 
 @pytest.mark.parametrize("parts", [["state"], ["log", "state"]])
-def test_a_past_moves_of_which_the_state_no_longer_tells(pair: Pair, parts: list[str]) -> None:
+def test_a_past_moves_even_if_the_state_no_longer_names_it(pair: Pair, parts: list[str]) -> None:
     used(pair.old, pair.clock)
     pair.places[0].lose(*parts)
     move(pair.old, pair.new)

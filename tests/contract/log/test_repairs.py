@@ -117,7 +117,7 @@ def test_a_repair_counts_entries_again_that_a_clock_ahead_moved_to_the_past(log:
     assert (reply.word, reply.id and reply.id[0]) == ("APPENDED", LATER_MS)
 
 
-def test_a_repair_keeps_a_past_of_which_the_state_no_longer_tells(place: Place, log: Log, clock: Clock) -> None:
+def test_a_repair_keeps_a_past_that_the_state_no_longer_names(place: Place, log: Log, clock: Clock) -> None:
     old = added(log, charge(1))
     log.trim(P, NOW_MS + 1)
     at(clock, NOW_MS + YEAR_MS, log, charge(2))
@@ -126,7 +126,7 @@ def test_a_repair_keeps_a_past_of_which_the_state_no_longer_tells(place: Place, 
 
 
 def test_sums_continue_after_a_repair(log: Log, clock: Clock) -> None:
-    """What was summed is not summed again, and what is charged next is not taken for summed."""
+    """No charge is summed twice, and no later charge counts as summed already."""
     made = at(clock, NOW_MS + YEAR_MS, log, charge(), charge(), charge())
     rows = [ChargedSum("videos.list", "job", 2, 2, 0)]
     log.change(P, {}, {SUMS: Sums(made[1].id, rows).text()})
@@ -150,7 +150,7 @@ def test_a_repair_removes_future_exhaustions_only(log: Log, clock: Clock) -> Non
 
 
 def test_future_claims_lapse_like_present_claims(log: Log, clock: Clock) -> None:
-    """Each time they are read they would be dated now, and never lapse."""
+    """Without a repair, each reading would date them now, and they would never lapse."""
     sound = Claim("sound", "store", "run", "web1", "web1", ("DE",), HOUR_MS, HOUR_MS)
     state = State(log, P, lambda: "k")
     state.claim(sound._replace(hold_ms=2 * HOUR_MS))
@@ -220,7 +220,7 @@ def test_a_repair_that_fails_leaves_the_log_as_it_was(log: Log, clock: Clock, mo
 
 
 def test_machines_that_read_future_entries_put_nothing_back(log: Log, clock: Clock, tmp_path: Path) -> None:
-    """Their journals have it under its key. It counts once, for a window from the repair, for all of them."""
+    """Their journals have each entry under its key. It counts once, for a window from the repair."""
     budgets = []
     for name in ("a", "b"):
         folder = tmp_path / name
