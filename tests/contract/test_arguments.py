@@ -1,4 +1,4 @@
-"""Every number and every name at every public door: what it cannot be is one line, and leaves nothing behind."""
+"""Every number and every name at every public door: an impossible value is one line, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -258,5 +258,5 @@ def test_an_invalid_name_raises_where_it_is_given(setup: Setup, name: Any) -> No
 
 
 def test_a_refusal_without_a_decision_can_be_shown() -> None:
-    """Who tests their own program raises it with what is at hand."""
+    """A program's own tests may raise it with anything."""
     assert str(quota.Refused(None)) == "None"  # type: ignore[arg-type]

@@ -396,8 +396,8 @@ def test_a_charge_of_a_cancelled_task_is_refunded(configure: Configure, run: Run
 def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
     configure: Configure, run: Run, tmp_path: Path, *, cancelled: bool
 ) -> None:
-    """One thread asks a file for all tasks. Who waits too long for it is refused, and is not charged: also a task that
-    was cancelled before, and charges while it cleans up."""
+    """One thread asks a file for all tasks. A task that waits too long for it is refused, and is not charged: also a
+    task that was cancelled before, and charges while it cleans up."""
 
     async def charge(budget: quota.AsyncBudget) -> quota.Decision:
         task = asyncio.current_task()

@@ -103,7 +103,7 @@ def test_the_closed_session_tests_cover_every_public_method(config: Path) -> Non
 
 
 def test_a_budget_in_the_middle_of_its_questions_stays_closed_too(config: Path) -> None:
-    """What it had read of the log decides nothing more, though a refusal could be read from it."""
+    """The part of the log that it has read decides nothing more, not even a refusal."""
     with quota.open(config) as session:
         budget = session.budget()
         assert budget.charge("videos.list", units=9_000).admitted

@@ -160,8 +160,7 @@ def test_a_correction_interrupted_anywhere_holds_or_is_made_again(ledger_url: st
 def test_an_interrupted_recovery_loses_no_charge(
     ledger_place: LedgerStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: tuple[str, ...], most: int
 ) -> None:
-    """What an interrupted process leaves holds others up for as long as what a killed one leaves: until its fence is
-    over."""
+    """An interrupted process holds others up for as long as a killed process does: until its fence is over."""
     monkeypatch.setattr(losses, "WAIT_S", 0.0)
     now_ms, interrupted, held_up = NOW_MS, 0, 0
     kept: list[Exception] = []  # as a notebook keeps the last one, with all its frames
@@ -278,8 +277,8 @@ def test_an_exception_of_a_signal_handler_passes_unchanged(tmp_path: Path, raise
 
 
 def test_a_request_interrupted_anywhere_is_not_taken_for_the_next_one() -> None:
-    """What is sent says which method it is: were that kept, the next batch would be charged as one call of it. And it
-    says that it is charged: were that kept, the next request through a patched layer would pass uncharged."""
+    """A call in flight sets its method: if that stayed set, the next batch would be charged as one such call. It also
+    sets a mark that it is charged: if that stayed, the next request through a patched layer would pass uncharged."""
     budget, url = budget_of(open_ledger("memory://"), *LIMITS), "http://127.0.0.1:9"
     kept: list[Exception | None] = []
     with (

@@ -424,7 +424,7 @@ def test_a_journal_of_another_user_is_not_read(tmp_path: Path, caplog: pytest.Lo
 def test_a_file_planted_during_creation_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
 ) -> None:
-    """One's own file stands there and is gone again, and somebody is quicker at each step between."""
+    """The user's own file comes and goes, and somebody is quicker at each step between."""
     path, opened = tmp_path / "file", os.open
     planted: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A call is charged the most that it may cost, and settled by what it did cost: once, and never lost."""
+"""A call is charged the most that it may cost, and settled by its true cost: once, and never lost."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_more_than_was_reserved_counts_in_full_and_is_logged_once_a_day(
 
 
 def test_a_price_is_no_reservation(world: World) -> None:
-    """A block that is charged the book's price, a decorated function, `charge`: each costs what it costs."""
+    """A block at the book's price, a decorated function and `charge` reserve nothing."""
 
     @world.budget.spend("chat", units=10)
     def decorated() -> None: ...

@@ -218,8 +218,8 @@ def test_an_entry_trimmed_during_a_read_comes_once(
 
 
 def test_a_past_dated_ahead_hides_nothing_of_the_log(setup: Setup) -> None:
-    """What a machine adds to the past may be dated behind what was trimmed. The log is read all the same, each entry
-    once, and what is dated ahead is left out."""
+    """A machine may add entries to the past that are dated after the trimmed ones. The log is read all the same, each
+    entry once, and entries dated ahead are left out."""
     charge(setup, 4)
     trim(setup, 2)
     every = [entry for part in stored(setup) for entry in part]
@@ -241,7 +241,7 @@ def test_a_history_that_has_dropped_nothing_is_whole(setup: Setup) -> None:
 
 @pytest.mark.parametrize("pause_ms", [HOUR_MS, 20 * DAY_MS])
 def test_a_history_whose_past_dropped_entries_is_whole_since_the_oldest_left(setup: Setup, pause_ms: int) -> None:
-    """The past is kept for 35 days. Also where nothing was charged for a long time then."""
+    """The past is kept for 35 days. Also if nothing was charged for a long time."""
     charge(setup, 250, every_ms=1)  # Redis drops a hundred at a time
     setup.now_ms = NOW_MS + pause_ms
     charge(setup, 5)

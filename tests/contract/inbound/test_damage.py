@@ -87,7 +87,7 @@ def test_a_failed_transaction_leaves_nothing_in_a_workers_memory(path: Path, clo
 
 
 def test_a_report_can_be_read_during_a_write(on_sqlite: Storage, path: Path) -> None:
-    """And nobody waits for them: to read all identities takes longer than a decision may."""
+    """No decision waits for the report: reading all identities takes longer than a decision may."""
     on_sqlite.decide(policy("counter"), "ann")
     on_sqlite.add_totals({"n": 1})
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:

@@ -107,7 +107,7 @@ def test_the_servers_clock_decides(
 def test_a_clock_that_goes_back_grants_at_most_one_further_limit(
     storage: Storage, clock: Clock, algorithm: str
 ) -> None:
-    """I7. Nothing where it stays in its window; else what the older window does not know of yet."""
+    """I7. It grants nothing within its window, else the units that the older window has not counted yet."""
     clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 30_000
     rule = policy(algorithm, 10)
     assert sum(storage.decide(rule, "ann").admitted for _ in range(15)) == 10

@@ -54,8 +54,8 @@ def test_the_allowance_admits_nothing_while_a_log_is_rebuilt(site: Site, monkeyp
 
 @pytest.mark.parametrize("lost", [False, True], ids=["the log stays", "the log is lost"])
 def test_a_draw_whose_first_try_did_reach_the_ledger_counts_once(far: Site, line: Proxy, lost: bool) -> None:
-    """Its process had no answer and has ended. Who hands it over finds it by its key, and notes it. Another machine has
-    settled it meanwhile."""
+    """Its process had no answer and has ended. The process that hands it over finds it by its key, and notes it.
+    Another machine has settled it meanwhile."""
     machine = far.machine()
     budget = machine.budget(limit(100), allowance=ALLOWANCE)
     budget.peek("videos.list")
@@ -138,7 +138,7 @@ def test_a_copy_of_a_log_gets_no_draws_of_the_log(site: Site) -> None:
 
 
 def test_a_hand_over_that_arrives_late_hides_no_later_draw(site: Site) -> None:
-    """It comes right before the next one, which has a draw more."""
+    """It arrives right before the next hand-over, which has one draw more."""
     machine = site.machine()
     project = project_of(machine.budget(limit(100)))
     read = project.mark()

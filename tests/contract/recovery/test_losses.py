@@ -1,4 +1,4 @@
-"""What a ledger loses, its machines put back, whatever their clocks say: nothing is granted twice or lost."""
+"""Machines put back what their ledger loses, whatever their clocks say: nothing is granted twice or lost."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_ledger_whose_clock_goes_back_refuses_nothing() -> None:
 
 @pytest.mark.parametrize("lost", [False, True], ids=["the log stays", "the log is lost"])
 def test_a_charge_counts_again_after_clocks_were_a_day_ahead(site: Site, lost: bool) -> None:
-    """What was charged meanwhile counts beside it."""
+    """Charges made meanwhile count beside it."""
     machine = site.machine()
     budget = machine.budget(TEN)
     budget.charge("videos.list", units=4)

@@ -236,7 +236,7 @@ OLD_COPY = ["another process, on an old copy", "a third process, on an old copy"
 
 @pytest.mark.parametrize("who", ["another process", "another thread", *OLD_COPY])
 def test_a_charge_whose_answer_came_after_the_loss_is_put_back_before_the_next_call(site: Site, who: str) -> None:
-    """Whoever made it may never ask again. The others of its machine go on with the new log, and look for it there."""
+    """Its own process may never ask again. Others of its machine go on with the new log, and look for it there."""
     machine = site.machine()
     site.now_ms -= site.now_ms % DAY_MS + 1 if "midnight" in who else 0
     slow, quick, asked = machine.budget(HUNDRED), machine.budget(HUNDRED), machine.budget(HUNDRED)
@@ -263,7 +263,7 @@ def test_a_charge_whose_answer_came_after_the_loss_is_put_back_before_the_next_c
 
 @pytest.mark.parametrize("who", ["another process", "another thread", "another process, at midnight"])
 def test_a_charge_is_put_back_that_was_made_and_lost_while_another_was_on_its_way(site: Site, who: str) -> None:
-    """That one has the later time, and its process asks no more."""
+    """The other charge has the later time, and its process asks no more."""
     machine = site.machine()
     site.now_ms -= site.now_ms % DAY_MS + 1 if "midnight" in who else 0
     slow, quick = machine.budget(HUNDRED), machine.budget(HUNDRED)
@@ -355,7 +355,7 @@ def charge_thousands(site: Site, ledger: Log) -> None:
 def test_a_machine_without_a_journal_reads_entries_that_it_only_counted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece after each decision. What of it was read, a loss takes no more."""
+    """It reads a piece after each decision. A loss takes no entry that it has read."""
     monkeypatch.setattr(project, "READ_BACK_S", 0.0)
     others = site.machine("others")
     charge_thousands(site, others.ledger)

@@ -42,7 +42,7 @@ DECISIONS = OPERATIONS // 20
 
 def test_a_call_that_is_admitted_late_exceeds_no_limit() -> None:
     """Whatever others charge, correct and close between a decision and its arrival at the log, and wherever the clock
-    moves, every admission leaves the limits of its process as they are, by the ledger's time and the whole log."""
+    moves, no admission exceeds a limit of its process, by the ledger's time and the whole log."""
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):
         run = DelayedDecisions(seed)
