@@ -108,7 +108,7 @@ def _echo(request: Arrived) -> Answer:
 
 @pytest.mark.parametrize("how", [{}, {"QUOTA_LOG": "debug", "QUOTA_LOG_FORMAT": "json"}])
 def test_a_key_that_upstream_or_a_job_says_back_is_seen_nowhere(tmp_path: Path, how: dict[str, str]) -> None:
-    """It has no shape by which one could tell it, and commands that read no key show later what was kept."""
+    """No shape gives it away, and commands that read no key show later what was kept."""
     quota = Quota(tmp_path)
     (tmp_path / "own.py").write_text(OWN_CODE)
     with PlainServer(_echo) as upstream:

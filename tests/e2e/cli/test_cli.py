@@ -43,7 +43,7 @@ def test_every_command_has_help_with_an_example() -> None:
 
 
 def test_an_example_can_be_pasted_into_a_shell() -> None:
-    """What explains it is a comment of the shell, and each `quota` in it has arguments that its command takes."""
+    """Its explanations are comments of the shell, and each `quota` in it has arguments that its command takes."""
     tried = 0
     for name, command in {"": cli, **COMMANDS}.items():
         shown = command.get_help(click.Context(command, info_name="quota", max_content_width=80))
@@ -364,7 +364,7 @@ def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
 
 
 def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
-    """And with it the project, where none is named: what was charged would be granted once more."""
+    """Without `project`, the project is renamed with it: charged units would be granted once more."""
 
     def messages(credentials: str, name: str = "quota.toml", more: str = "") -> list[str]:
         (quota.folder / name).write_text(f'[ledger]\nurl = "sqlite:///ledger.db"\n{credentials}{more}')
@@ -446,7 +446,7 @@ def test_a_bad_configuration_is_one_line_and_exit_78(quota: Quota) -> None:
 
 @pytest.mark.parametrize(("mode", "why"), [(0o666, "can be written by every user"), (0o000, "")])
 def test_check_and_doctor_say_that_the_allowance_cannot_be_used(quota: Quota, mode: int, why: str) -> None:
-    """What others may write decides nothing, and what is no file is no allowance."""
+    """A file that others may write decides nothing, and anything but a file is no allowance."""
     away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 1 }\n' + SMALL
     quota.configure(away.replace("units = 150", "quota = 150\nheadroom = 10"))
     assert quota("charge", "videos.list").returncode == 0, "drawn"

@@ -215,7 +215,7 @@ def test_doctor_rejects_a_dangling_link_as_ledger_or_state_folder(command: Quota
 
 
 def test_doctor_rejects_a_read_only_ledger(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every question is answered, and no charge is admitted: all was said to be well."""
+    """It answers every question and admits no charge, so all else looks well."""
     for name, value in (command.env | {"KEY": "k"}).items():
         monkeypatch.setenv(name, value)
     path = command.configure('[ledger]\nurl = "sqlite:///ledger.db"\n' + MAIN)
@@ -390,7 +390,7 @@ def test_each_right_that_is_missing_is_named(tmp_path: Path, server: RedisServer
 
 
 def test_the_printed_rights_are_enough_for_a_user(command: Quota, server: RedisServer) -> None:
-    """From the first error to a charge by what is said alone."""
+    """The messages alone lead from the first error to a charge."""
     with redis.Redis(port=server.port) as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~quota:*", "+eval", "+evalsha")
     command.configure(f'[ledger]\nurl = "{server.url.replace("://", "://app:secret@")}"\n' + MAIN)

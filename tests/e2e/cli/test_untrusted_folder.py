@@ -121,7 +121,7 @@ def test_a_program_reads_only_a_file_that_is_named(folder: Path, monkeypatch: py
 
 
 def test_the_users_own_folder_of_configurations_is_no_exception(folder: Path, tmp_path: Path) -> None:
-    """As for `sudo`, where it may still be that of whoever called it."""
+    """Under `sudo` it may still be the folder of the caller."""
     users = tmp_path / "config" / "quota-ledger"
     users.mkdir(parents=True)
     (folder / "quota.toml").rename(users / "quota.toml")

@@ -138,8 +138,8 @@ def used(budget: Budget) -> int:
 
 
 def test_pygithub_is_charged_and_closed_by_its_answers(upstream: GitHub, server: PlainServer, ledger: Log) -> None:
-    """Between the runs of a program a second program spends: after a call of each our count is upstream's, and it
-    never falls."""
+    """A second program spends between the runs of the first. After a call of each, our count is upstream's; it never
+    falls."""
 
     class Metered(HTTPRequestsConnectionClass):
         def __init__(self, *args: object, **kwargs: object) -> None:

@@ -144,7 +144,7 @@ def test_no_client_sends_a_secret_to_another_machine_in_plain_text(connect: Conn
 
 
 def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Log, connect: Connect) -> None:
-    """Whatever happens on the way, what was charged is what arrived: by method, by number and by units."""
+    """Whatever happens on the way, the charges are the arrivals: by method, by number and by units."""
     token = Credentials("a-token")  # type: ignore[no-untyped-call]
     youtube = connect(upstream.address, credentials=token)
     hasty = connect(upstream.address, timeout_s=0.2)
@@ -378,7 +378,7 @@ def test_a_batch_leaves_whole_or_not_at_all(upstream: Emulator, ledger: Log, con
 def test_a_batch_is_of_one_credential(
     upstream: Emulator, ledger: Log, connect: Connect, project: str, saved: bool
 ) -> None:
-    """Each call carries its own key, so that upstream would charge the other one for what this one's budget admits."""
+    """Each call carries its own key: upstream would charge one credential for a call that the other's budget admits."""
     youtube, again = connect(upstream.address), connect(upstream.address)
     theirs = make_budget(ledger, credential="other", project=project)
     with service(theirs, endpoint=upstream.address, key=f"{KEY}-2") as others:
@@ -467,7 +467,7 @@ def test_another_http_would_bypass_the_budget(upstream: Emulator, ledger: Log, c
 
 @pytest.mark.parametrize("way", WAYS_AROUND)
 def test_a_metered_http_object_may_be_named(upstream: Emulator, ledger: Log, connect: Connect, way: str) -> None:
-    """The service's own: what left was charged."""
+    """It is the service's own, so each request was charged."""
     youtube = connect(upstream.address)
     with contextlib.suppress(HttpError):  # nobody has such a caption
         WAYS_AROUND[way](youtube, youtube._http)
@@ -483,7 +483,7 @@ def test_a_metered_http_of_another_place_meters_nothing_here(upstream: Emulator,
 
 
 def test_requests_of_other_apis_keep_their_own_http(upstream: Emulator, connect: Connect) -> None:
-    """What is no request of a metered service is none of our business, in a batch neither."""
+    """Requests of other services are none of our business, not even in a batch."""
     connect(upstream.address)
     first, second = httplib2.Http(), httplib2.Http()
     plain = HttpRequest(first, HttpRequest.null_postproc, f"{upstream.address}/elsewhere")

@@ -262,7 +262,7 @@ def handed_over(folder: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("raises", [True, False])
 def test_without_a_lifespan_of_its_own_an_application_hands_over_too(raises: bool, url: str, tmp_path: Path) -> None:
-    """Django raises, others return. Their server may end the process by a signal, behind which nothing runs."""
+    """Django raises, others return. Their server may end the process by a signal, after which nothing runs."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" or raises:

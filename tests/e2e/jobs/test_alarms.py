@@ -460,7 +460,7 @@ def test_a_health_check_hears_the_beginning_and_the_end(tmp_path: Path, upstream
 def test_a_run_that_finds_another_one_under_way_says_nothing(
     tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the one that hangs somebody must hear: it must not look as if it had ended."""
+    """If the other run hangs, somebody must hear of it: it must not look as if it had ended."""
     with listener() as server:
         command = machine(tmp_path, upstream, alerts="", job='ping = "env:PING"', top='textfile = "."')
         command.env["PING"] = server.address

@@ -96,7 +96,7 @@ def test_a_job_fetches_its_pages_and_each_is_charged_by_its_route(folder: Path) 
 
 
 def test_the_default_of_a_reserve_is_not_the_cheapest_call(folder: Path) -> None:
-    """Whatever judges a call before its request is known judges the cheapest request."""
+    """Before its request is known, a call is judged as the cheapest request."""
     reserve = '{ reserve = { json = "/n", default = 6_000 } }'
     book = BOOK.replace("read = 2", f"read = {reserve}").replace("= 7", f"= {reserve}")
     (folder / "github.toml").write_text(book.replace("[answers]", '[answers]\nunits = "X-Cost"'))

@@ -233,7 +233,7 @@ def test_videos_that_were_asked_for_longest_ago_come_first_and_one_that_is_gone_
 
 
 def test_a_video_that_is_read_again_has_new_numbers_and_expires_all_the_same(site: Site) -> None:
-    """Else a store would keep for ever whatever was once in a chart. What a list still has is kept."""
+    """Else a store would keep every video that was once in a chart. A video that a list still has is kept."""
     site.configure("uploads", channels=channel(10))
     site.run()
     kept = published(channel(10))[0]

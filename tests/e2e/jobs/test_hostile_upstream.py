@@ -245,7 +245,7 @@ def test_somebody_else_who_answers_ends_the_run_in_the_second_region(
 
 
 @pytest.mark.parametrize(("fetch", "what"), [("trending", "DE"), ("search", "cats in DE")])
-def test_what_brings_nothing_is_named_once(site: Site, fetch: str, what: str) -> None:
+def test_an_empty_answer_is_named_once(site: Site, fetch: str, what: str) -> None:
     site.configure(fetch=fetch, regions=["DE"])
     site.answer = lambda _: [whole(b'{"items": []}')]
     assert [site.run().why for _ in "12"] == [f"upstream has nothing for {what!r}: correct or remove them", ""]

@@ -1,4 +1,4 @@
-"""What one region, one list or one clock does wrong, others do not pay for."""
+"""Others do not pay for what one region, one list or one clock does wrong."""
 
 from __future__ import annotations
 

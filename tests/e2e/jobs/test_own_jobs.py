@@ -72,7 +72,7 @@ def test_the_report_excludes_prints_of_a_fetch_function(tmp_path: Path) -> None:
         assert "imported" in other.stderr.splitlines()
 
 
-def test_what_a_function_charges_itself_has_the_id_of_its_run(tmp_path: Path) -> None:
+def test_charges_of_a_function_itself_have_the_id_of_its_run(tmp_path: Path) -> None:
     write(tmp_path, "mine:daily")
     (tmp_path / "mine.py").write_text(
         "import quota\nfrom quota.jobs.job import Page\ndef daily(client, region, cursor):\n"
@@ -130,7 +130,7 @@ def test_a_function_that_ends_the_program_fails_its_region_with_its_units(tmp_pa
     assert (past["outcome"], past["exit_status"], past["units"]) == ("failed", 1, 1)
 
 
-def test_what_ends_a_program_that_handles_signals_ends_a_run_of_it(tmp_path: Path) -> None:
+def test_an_error_that_ends_a_program_with_handlers_ends_its_run(tmp_path: Path) -> None:
     write(tmp_path, "mine:killed")
     (tmp_path / "mine.py").write_text("def killed(*_):\n    raise GeneratorExit\n")
     program = "import quota, signal, quota.jobs.runner as r; signal.signal(2, print); r.run_job(quota.open(), 'daily')"

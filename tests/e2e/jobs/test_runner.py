@@ -298,8 +298,8 @@ def test_a_run_counts_its_own_calls_as_it_corrects_them(bench: Bench) -> None:
 
 
 def test_other_options_begin_a_pass_of_their_own(bench: Bench) -> None:
-    """The cursor of a pass names pages of the list that its options describe. Continued with others, one ranking would
-    be made of two lists."""
+    """The cursor of a pass names pages of the list that its options describe. With other options, one ranking would be
+    made of two lists."""
     music = 'options = { category = "10" }'
     bench.configure(units=2, regions=["DE"])
     assert outcomes(bench.run()) == {"DE": "partial"}

@@ -322,7 +322,7 @@ def test_a_place_that_the_store_has_left_behind_takes_nothing_back(quota: Quota,
 
 
 def test_a_region_of_a_running_job_is_not_reset(fleet: Fleet) -> None:
-    """A dead one's neither, until its lease is over: nobody knows yet that it is dead."""
+    """Nor is a region of a dead run, until its lease is over: nobody knows yet that it is dead."""
     fleet.join(fleet.start(("US", "DE"), at=3))
     fleet.ahead_ms = 0
     shell = Quota(fleet.machine())

@@ -333,7 +333,7 @@ def test_no_caller_sees_a_token_that_is_renewed_meanwhile(house: House) -> None:
     assert len(set(echoes)) == 2
 
 
-def test_what_is_masked_is_the_token_that_left() -> None:
+def test_the_mask_hides_the_token_that_left() -> None:
     """Another thread may renew it between signing and masking."""
     target: Any = object.__new__(Target)
     target._secret_headers = set()

@@ -26,7 +26,7 @@ def tube(address: str) -> str:
 
 
 def test_a_request_leaves_as_it_came_with_the_key_in_place_of_the_callers(house: House) -> None:
-    """Beside the key only what is about the caller's own connection is taken off."""
+    """Beside the key, only fields about the caller's own connection are taken off."""
     sent = {
         "Authorization": "Bearer theirs",
         "Accept": "text/x-thing",

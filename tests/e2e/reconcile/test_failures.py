@@ -110,7 +110,7 @@ def test_an_answer_that_is_not_the_whole_truth_changes_nothing(site: Site, answe
 
 
 def test_a_later_page_that_fails_changes_nothing(site: Site) -> None:
-    """Half of what was used is less than was used: it would look like a price that is too high here."""
+    """Half of the use would look like a price that is too high here."""
 
     def answer(request: Arrived) -> Answer:
         paged = "pageToken" in request.target

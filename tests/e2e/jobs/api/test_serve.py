@@ -237,7 +237,7 @@ def test_a_ranking_stays_as_it_is_until_the_next_one_is_complete(api: Api, store
 
 
 def test_a_search_ends_with_what_the_store_gets_although_a_clock_was_ahead(api: Api, store: Store) -> None:
-    """Nothing that came after the clock was right was newer than what is there: the pages of a search went on over
+    """Videos stored after the clock was right are not newer than the others: the pages of a search would go on in
     another order."""
     with Store(str(api.store), retention_ms=10**10, clock=lambda: host_clock() + HOUR_MS) as ahead:
         save(ahead, range(9_100, 9_104), region="XY")
