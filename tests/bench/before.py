@@ -2,7 +2,7 @@
 
 The earlier code is installed in a folder and called in a process of its own (`bench.sessions`), which makes and times
 its calls when told to and is idle while others are measured. The same code differs by some hundredths between a process
-of its own and the one that the others share; so today's code, which is held against the earlier one, is called so, too.
+of its own and the one that the others share; so today's code is called in the same way.
 """
 
 from __future__ import annotations

@@ -6,6 +6,6 @@
     judge.py      reads everything back, and holds it against each other
     __main__.py   one run and its table
 
-`python -m chaos` (in the folder `tests`) is one run; `make chaos` does that. What a log, a union or a journal must hold
-whatever is lost, `support.torture` shows on the log alone. Here requests leave and pages are stored.
+`python -m chaos` (in the folder `tests`) is one run; `make chaos` does that. `support.torture` shows on the log alone
+what a log, a union or a journal must hold after any loss. Here requests leave and pages are stored.
 """

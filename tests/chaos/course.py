@@ -1,7 +1,7 @@
 """Starts everything, strikes, heals, and waits until every worker has done its last tick.
 
-What happens is drawn by lot, of a seed. While the ledger is struck, and between two strikes, workers are killed and
-paused and upstream fails.
+A seed decides what happens. While the ledger is struck, and between two strikes, workers are killed and paused and
+upstream fails.
 """
 
 from __future__ import annotations

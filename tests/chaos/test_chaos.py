@@ -66,8 +66,7 @@ TAMPERED: tuple[tuple[Callable[[Evidence], object], str], ...] = (
 def test_every_request_was_charged_and_every_page_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing reaches the wire uncharged, no window is overspent, what a ledger lost is put back, no page is lost.
 
-    And none of the checks that say so passes whatever happened: each finds what was changed in the evidence for it, and
-    then the run keeps its folder.
+    Each check also fails once its evidence is changed, and then the run keeps its folder.
     """
     scene = Scene(int(os.environ.get("QUOTA_TEST_SEED") or SEED), SECONDS, tmp_path / "run")
     scene.folder.mkdir()

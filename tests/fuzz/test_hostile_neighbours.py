@@ -1,4 +1,4 @@
-"""What neighbours wrote into our keys and rows, as all sees it that we show: the command line, the page, the API."""
+"""Text that neighbours wrote into our keys and rows, wherever we show it: the command line, the page, the API."""
 
 from __future__ import annotations
 

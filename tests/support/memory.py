@@ -1,4 +1,4 @@
-"""Temporary folders in memory, so that a disk that stalls stalls no test.
+"""Temporary folders in memory, so that a slow disk delays no test.
 
 SQLite waits for the disk in the middle of a commit, and a disk that another process fills can make it wait for
 seconds. What the tests show does not need a disk; the few that look at file systems have the mark `on_disk`.

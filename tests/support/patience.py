@@ -3,8 +3,8 @@
 A decision waits for a second at most, in places for a tenth of it. What a test says of limits, losses or processes has
 to hold on a disk that stalls for longer, too. The tests of the walls themselves have `real_walls`.
 
-Not here is `redis_errors.TLS_WAIT_S`: behind each connection that fails it is waited out to its end, so tests of lost
-answers would take 20 s each. The tests of what is found there set it.
+Not here is `redis_errors.TLS_WAIT_S`: each failed connection waits it out, so tests of lost answers would take 20 s
+each. The tests that need it set it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     cd tests; python -m support.torture SECONDS PROCESSES [--seed N]
 
 prints a line for each kind of loss, on a real redis-server and on SQLite. Windows are short, so that charges leave them
-all the time. The processes lie on three machines, each with a journal of its own; or on one, which then has nobody else
-who could put back what it does not. Two rules must hold:
+all the time. The processes lie on three machines, each with a journal of its own; or on one machine, where nobody else
+can put entries back. Two rules must hold:
 
 1. **Nobody is granted what its machine had read.** Before each call, a process reads the journal of its machine. What
    it grants has to fit beside all that stands there: to the unit, whatever was lost meanwhile.

@@ -1,4 +1,4 @@
-"""Every argument that takes several: a lone one is one, and never its characters."""
+"""Every argument that takes several values: a lone str is one value, never its characters."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_an_answer_may_be_cut_into_any_pieces(ends: bytes) -> None:
 
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_what_a_client_does_not_unpack_is_read_up_to_the_same_limits(coding: str, pack: Any) -> None:
+def test_a_body_that_no_client_unpacks_is_read_up_to_the_same_limits(coding: str, pack: Any) -> None:
     def units_of(whole: bytes) -> int | None:
         reader = Usage(TOTAL, {"content-encoding": coding})
         for at in range(0, len(whole), 7):

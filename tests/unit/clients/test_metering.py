@@ -91,7 +91,7 @@ def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refu
     assert units(setup) == [1] * 120 + [0] * 100
 
 
-def test_what_remains_is_heard_also_if_nobody_reads_the_answers(setup: Setup) -> None:
+def test_a_level_is_heard_even_if_nobody_reads_the_answers(setup: Setup) -> None:
     book = parse_book(CHAT, "chat")
     budget = setup.budget(limit(1_000, buckets=("core",)), book=book)
     for left, used in ((400, 50), (300, 600), (200, 700)):

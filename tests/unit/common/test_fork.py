@@ -66,7 +66,7 @@ def test_the_newest_is_held_first_and_the_oldest_starts_over_first() -> None:
 
 
 def test_an_exception_at_any_place_leaves_nothing_held_and_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a hook began, it took the turn of the whole hook: what its thread held then, no other one ever got again."""
+    """An exception as a hook began ended the whole hook, and no other thread ever got what this thread held."""
     monkeypatch.setattr(sys, "unraisablehook", id)
     for registry in ("_held", "_starting_over"):
         monkeypatch.setattr(fork, registry, WeakValueDictionary())
@@ -95,7 +95,7 @@ def test_an_exception_at_any_place_leaves_nothing_held_and_nobody_out(monkeypatc
 
 
 def test_a_thread_that_forks_leaves_alone_what_another_one_holds() -> None:
-    """It took that for its own: what was held was released too soon, or never, and both threads stood still.
+    """It took the other's holds for its own, and released them too soon, or never: both threads stood still.
 
     The other thread does around its fork what is ours alone: `concurrent.futures` has a lock of its own over forks, and
     where that hook is the first, no two threads fork at the same time.

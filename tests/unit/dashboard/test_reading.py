@@ -86,7 +86,7 @@ def test_a_reading_for_which_there_is_no_thread_is_made_later() -> None:
     assert (kept.get(30).value, kept.last.error) == (2, None)
 
 
-def test_what_was_read_ten_seconds_ago_is_not_shown_as_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_of_ten_seconds_ago_is_not_shown_as_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
     source, now_s = Source(), [100.0]
     monkeypatch.setattr(module, "elapsed_s", lambda: now_s[0])
     monkeypatch.setattr(module, "FIRST_S", 100)

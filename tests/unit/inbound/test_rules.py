@@ -209,7 +209,7 @@ class Late:
 
 @pytest.mark.parametrize("given", [late, Late(), partial(late)])
 def test_a_function_that_must_be_awaited_is_one_line(given: Any) -> None:
-    """Nobody awaits it, and what it answers first is true: each request would be another visitor's."""
+    """Nobody awaits it, and its first answer is always true: each request would be a new visitor."""
     for key, options in ("user", {"user": given}), ("keys", {"key_field": "X-API-Key", "keys": given}):
         with pytest.raises(ConfigError, match=f"^{key}: the function is async; pass"):
             Rules([Rule("a", MINUTE)], **options)

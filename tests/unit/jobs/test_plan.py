@@ -102,7 +102,7 @@ def test_the_search_for_changes_has_an_end(folder: Path, monkeypatch: pytest.Mon
     assert "the search for changes ended after -1 s; smaller ones may fit" in plan.notes
 
 
-def test_a_plan_names_limits_of_which_it_holds_no_whole_window(folder: Path) -> None:
+def test_a_plan_names_limits_without_a_whole_window(folder: Path) -> None:
     limits = LIMITS.replace("America/Los_Angeles", "UTC")
     for days, named in ((1, ["pacific-day; leave --days out"]), (2, [])):
         notes = make_plan(settings(folder, limits), NOON_MS, days=days, first_day="next").notes

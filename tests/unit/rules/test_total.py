@@ -46,7 +46,7 @@ def test_a_total_holds_few_charges_ready_to_leave_and_then_reads_the_next(monkey
     assert total.wants_leaving() == Wanted(entries[3].id, entries[4].id, 2), "as many as it has found"
 
 
-def test_what_others_used_leaves_first_or_behind_charges_that_are_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_of_others_leave_before_or_after_unread_charges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quota.rules.total.MAX_LEAVING", 2)
     entries = [charge(NOON + n) for n in range(5)]
     for until_ms, frees_at_ms in ((NOON + HOUR_MS, NOON + HOUR_MS), (NOON + DAY_MS + 3, None)):

@@ -250,7 +250,7 @@ TWICE = [
         (RedisStorage, UNCLEAR[0], WITH_XX),
     ],
 )
-def test_a_url_of_which_a_part_would_be_dropped_or_misread_is_refused(
+def test_a_url_with_a_part_that_would_be_dropped_or_misread_is_refused(
     tmp_path: Path, url: str, message: str, opened: Callable[[str], object]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
