@@ -90,7 +90,7 @@ def _unknown_regions(job: JobSettings, users: frozenset[str], codes: Collection[
         if fault := fault_of_region(region, users):
             yield Finding("error", location, *fault)
         elif region not in codes and region not in users:
-            yield warning(location, f"upstream lists no region {region!r}", "ignore this if it takes the code")
+            yield warning(location, f"upstream lists no region {region!r}", "ignore this if upstream takes the code")
 
 
 def _nothing_stored(settings: Settings, job: JobSettings) -> Iterator[Finding]:

@@ -97,7 +97,7 @@ def run(
             if at is not None:
                 _check_endpoints(session, names)
             for name in names:
-                report = _one_of_all(session, name, how) if all_jobs else _tick(session, name, how)
+                report = _run_and_go_on(session, name, how) if all_jobs else _tick(session, name, how)
                 statuses.append(report.exit_status)
                 how = how._replace(silent=report.silent)
         if how.form == "json" and all_jobs and (documents or not how.quiet):
@@ -164,7 +164,7 @@ def _apart() -> Iterator[None]:
         os.close(stdout)
 
 
-def _one_of_all(session: Session, job: str, how: How) -> RunReport:
+def _run_and_go_on(session: Session, job: str, how: How) -> RunReport:
     """The same for one job of several. It prints an error, and the next job runs. Each run has its own session, and so
     its own id; those of a rehearsal share one ledger in memory."""
     from quota.jobs.endings import failed_report

@@ -202,7 +202,7 @@ FINDINGS = [
     (
         '["US", "GB"]',
         '["US", "ZZ"]',
-        "warning: jobs.trending.regions[1]: upstream lists no region 'ZZ'; ignore this if it takes the code",
+        "warning: jobs.trending.regions[1]: upstream lists no region 'ZZ'; ignore this if upstream takes the code",
     ),
     (
         "units = 4_000",
