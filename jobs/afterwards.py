@@ -243,7 +243,7 @@ def _notices_of_budget(project: str, status: Status) -> Iterator[Notice]:
                 kind = "shadow limit" if row.limit.shadow else "limit"
                 message = f"{kind} {name} of project {project} has {used:,} of {many(number, row.state.noun)} used"
                 yield Notice("near_limit", project, subject, message, once_ms, facts)
-        for loss in credential.losses[-1:]:  # a run has told of the others: the ledger may have lost that
+        for loss in credential.losses[-1:]:  # earlier runs reported the others; the ledger may have lost that
             lost = f"{many(loss.charges, 'charge')} of {many(loss.units, 'unit')}"
             message = f"the ledger had lost {lost} of project {project}; {loss.machine} put them back"
             facts = {"put_back_at": rfc3339(loss.at_ms), **members(loss, "machine charges units")}

@@ -389,7 +389,7 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
         if is_any(error, (("ssl", "SSLCertVerificationError"),)):
             return Failure("config", f"{message}; check endpoint, proxies and trusted CAs")
         return Failure("transient", message)
-    if type(error).__name__ in ("HttpLib2Error", "InvalidProxyURL"):  # no way to go; a subclass is about one answer
+    if type(error).__name__ in ("HttpLib2Error", "InvalidProxyURL"):  # no server to ask; a subclass is about an answer
         return Failure("config", f"{message}; check endpoint and proxies")
     refused = refused_login(error)
     return Failure("region", message) if refused is None else Failure("config", refused)

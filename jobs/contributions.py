@@ -356,7 +356,7 @@ def _refusal(
                 return decision.why(), decision
         chosen = session.credential(job.credential)
         if here and not (chosen.key_ref or chosen.auth_ref or "").removeprefix("bearer:").startswith("env:"):
-            session.check_key(job.credential)  # not a variable, which cron alone may have
+            session.check_key(job.credential)  # no check of variables: only cron may have them
     except (quota.ConfigError, quota.UsageError, quota.LedgerError) as error:
         return str(error), None
     return "", None

@@ -106,7 +106,7 @@ class _Start:
     session: Session
     job: JobSettings
     how: RunOptions
-    before: Covers | None = None  # what the run covers that has the lock before this one
+    before: Covers | None = None  # the work of the run that has the lock
 
     def __post_init__(self) -> None:
         tick = self.how.tick
@@ -161,7 +161,7 @@ class _Start:
             hold.begin(chosen, here=self.how.here)
             elsewhere = self._elsewhere(store, hold, due)
             if elsewhere is not None:
-                session.budget(job.credential).repay()  # no decision follows that would
+                session.budget(job.credential).repay()  # no decision of this run will repay
                 return elsewhere
             refused = self.how.refusal()
         except quota.QuotaError as error:
@@ -192,7 +192,7 @@ class _Start:
         """The regions that are due, without those that runs have covered while this one waited for its turn."""
         covered: set[str] = set()
         if self.before and self.how.tick is None:
-            with suppress(quota.LedgerError):  # the claim fails with it
+            with suppress(quota.LedgerError):  # then the claim fails, too
                 places, now_ms = checkpoints_of(self.session, self.job, store), self.clock()
                 covered = {place.region for place in places if self.asked_ms <= ended_at(place) <= now_ms}
         return [region for region in self.due if region not in covered]

@@ -246,7 +246,7 @@ class Awaiter:
         try:
             return threads.submit(work)
         except RuntimeError as error:  # this process is ending, or may start no more threads
-            raise LedgerError(f"ledger {self._label}: there is no thread to go on with it: {error}") from None
+            raise LedgerError(f"ledger {self._label}: no thread can ask it: {error}") from None
 
     async def ask(self, question: Callable[[], T], undo: Callable[[T], None]) -> T:
         """Ask the ledger for a decision. Raises LedgerError, also if no thread was free within the second: then it does

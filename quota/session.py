@@ -399,7 +399,7 @@ def budgets_of(session: Session, credential: str | None = None) -> list[Budget]:
 def projects_left(session: Session) -> list[tuple[str, int]]:
     """The projects that this configuration charged on this machine and that no credential has any more, each with the
     time in ms at which its last charge stops counting. A new project may be one of these under a new name."""
-    if not session.settings.ledger.identity:  # without a file no project has been renamed
+    if not session.settings.ledger.identity:  # without a file nobody can rename a project
         return []
     credentials = session.settings.credentials.values()
     identities = [session._identity(credential) for credential in credentials]

@@ -177,7 +177,7 @@ def _limits_of(credential: CredentialRow, at_ms: int) -> Table:
         rows,
         numbers=(2, 3, 4, 5),
         tones=[_LEVEL_TONE[row.level] for row in credential.limits],
-        without=(1, 4),  # the name of a limit implies its window, and its number is used plus remaining
+        without=(1, 4),  # the limit's name implies its window; used and remaining imply its number
     )
 
 

@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # without this, a page on a kept-alive connection takes 44 ms
     timeout = _IDLE_SECONDS
     wbufsize = -1  # so that a short reply leaves in one packet
-    headers = Message()  # of a request that is too malformed to have its own
+    headers = Message()  # for a request too malformed to have any
 
     def _serve(self) -> None:
         body = self._read_body()
@@ -222,7 +222,7 @@ class Emulator:
             raise ValueError(f"quota must be 0 or more, not {self.quota}")
         self._secrets = dict.fromkeys(self.projects, "key")  # or "token"
         self._api = Api(GeneratedCatalogue() if self.recorded is None else RecordedCatalogue(Path(self.recorded)))
-        self._lock = threading.RLock()  # of the meter
+        self._lock = threading.RLock()  # held around calls of the meter
         self._meter = Meter(self.allocation, self.quota, self.clock)
         self._calls = count(1)
         self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)

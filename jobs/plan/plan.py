@@ -170,7 +170,7 @@ def make_plan(
             sink_to_look_at(settings, job)
 
     outcome = simulate(settings, start_ms, until_ms, state=state, fetches=fetches, progress=progress)
-    alone = outcome  # the outcome if nothing were spent yet
+    alone = outcome  # the outcome as if nothing were spent yet
     if outcome.refusals and state != EMPTY:
         whole_ms, lasting = max(until_ms, through_all_ms), state.lasting(until_ms)
         alone = simulate(settings, start_ms, whole_ms, state=lasting, fetches=fetches, progress=progress)

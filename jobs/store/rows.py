@@ -173,7 +173,7 @@ class Field(NamedTuple):
                 except (ValueError, RecursionError):
                     return None
                 return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else None
-            case "thumbnail" if isinstance(value, str):  # under the size that its file name tells
+            case "thumbnail" if isinstance(value, str):  # its file name tells its size
                 name = value.rpartition("/")[2].partition(".")[0]
                 return {_THUMBNAILS.get(name, "default"): {"url": value}}
             case "text":

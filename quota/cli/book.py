@@ -123,7 +123,7 @@ def check(file: str) -> int:
         checked = load_book(file if "/" in file or file.endswith(".toml") else f"./{file}")
     except ConfigError as error:
         return fail_each(error)
-    from quota.settings.lint import ageing, lint_book  # late, like the other use
+    from quota.settings.lint import ageing, lint_book  # late: few commands need it
 
     for finding in (*lint_book(checked), *ageing(checked, host_clock())):
         say(str(finding))

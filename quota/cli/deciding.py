@@ -238,7 +238,7 @@ class BeforeCommand(click.Command):
             if end < len(args):
                 raise
             raise click.UsageError(f"{error.format_message().rstrip('.')}; write -- before the command", ctx) from None
-        if end < len(args):  # for completion: METHOD is behind us
+        if end < len(args):  # completion then knows that METHOD is there
             ctx.set_parameter_source("method", ParameterSource.COMMANDLINE)
         ctx.params["command"] = args[end + 1 :]
         return rest

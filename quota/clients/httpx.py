@@ -316,7 +316,7 @@ class _Watched(_Response):  # type: ignore[misc]  # before the class of a librar
     @property
     def _unpacking(self) -> Any:
         unpacking = getattr(vars(self).get("_decoder"), "decompressor", None)
-        return getattr(unpacking, "decompressor", unpacking)  # httpx2 has one around it
+        return getattr(unpacking, "decompressor", unpacking)  # httpx2 wraps it
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
         self.unpacks = True

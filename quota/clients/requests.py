@@ -117,7 +117,7 @@ class MeteredAdapter(HTTPAdapter):
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         gate = self._gate
         take: Callable[[Any], None] = (lambda conn: None) if self.caller is None else self.caller.take
-        pool_of: Callable[[], Any] = ref(pool)  # a pool that knew itself would stay open after `close`
+        pool_of: Callable[[], Any] = ref(pool)  # a strong reference to itself would keep the pool open
 
         def make_request(conn: Any, method: str, url: str, **given: Any) -> Any:
             own = pool_of()

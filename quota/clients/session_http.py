@@ -135,7 +135,7 @@ class SessionHttp:
         if answer.pop("content-encoding", ""):
             answer["content-length"] = str(len(content))
         if response.ok and self.caller.takes_secret(response.url):
-            answer["content-location"] = response.url  # a download goes on there
+            answer["content-location"] = response.url  # a download continues at this address
         return answer, digestible(answer, content)
 
     def _error(self, error: Exception) -> Exception:
@@ -155,7 +155,7 @@ class SessionHttp:
             return no_address
         if isinstance(below, RemoteDisconnected):
             return ConnectionResetError("upstream closed the connection without an answer")
-        if str(below).startswith(NO_TUNNEL):  # http.client has no class for what a proxy answered
+        if str(below).startswith(NO_TUNNEL):  # http.client has no class for a proxy's refusal
             return ConnectionError(str(below))
         is_cut = isinstance(below, IncompleteRead) and not isinstance(below, InvalidChunkLength)
         if isinstance(below, HTTPException) and not is_cut:
@@ -189,7 +189,7 @@ def digestible(response: Any, content: bytes) -> bytes:
 def _content(response: requests.Response) -> bytes:
     try:
         return response.content
-    except ValueError as error:  # a chunk of less than nothing
+    except ValueError as error:  # a chunk of negative size
         raise HTTPException(str(error)) from error
 
 

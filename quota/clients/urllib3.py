@@ -63,7 +63,7 @@ async def send(
     if attempt is None or not hasattr(raw, "status"):  # a promise of urllib3-future: the charge stands
         return raw
     try:
-        if gate.awaits:  # to read the body of such an answer takes awaiting, too
+        if gate.awaits:  # reading the body would have to be awaited, too
             await gate.answered(attempt, raw.status, b"", raw.headers, whole=False)
         elif isinstance(raw, HTTPResponse):
             return noted(attempt, raw, preloaded=options.get("preload_content", True))

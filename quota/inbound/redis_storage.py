@@ -116,7 +116,7 @@ class RedisStorage:
         fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
         if names.SHARD not in fixed or len(fixed) < 2:
             self._fixed = self._fixed or {names.SHARD: names.new_salt(), "0": names.new_salt()}
-            for field, salt in self._fixed.items():  # the salts it had read, if any: new salts would reset limits
+            for field, salt in self._fixed.items():  # the salts that this process read: new ones would reset limits
                 self._ask("HSETNX", FIXED, field, salt, ends_s=ends_s)
             fixed = _pairs(self._ask("HGETALL", FIXED, ends_s=ends_s))
             self._prolonged_ms = 0

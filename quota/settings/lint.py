@@ -454,7 +454,7 @@ def lint_book(book: CostBook) -> Iterator[Finding]:
     location = f"cost book {book.name}"
     priced = {**book.methods, "default.get": (book.default_get,), "default.other": (book.default_other,)}
     bounds = [method for method, prices in priced.items() if any(price.reserved for price in prices)]
-    if bounds and book.answers.units is None:  # the bounds stay: soon the budget is spent, though nobody used it
+    if bounds and book.answers.units is None:  # unsettled bounds would soon fill the budget
         message = f"{', '.join(bounds[:3])}: `answers` has no `units` that say what a call with `reserve` cost"
         remedy = 'add for example units = { json = "/usage/total" }, or settle each call in your program'
         yield warning(location, message, remedy)
