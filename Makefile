@@ -94,7 +94,7 @@ build/examples/%/installed:
 chaos: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m chaos
 
-# 200 mutants of the core, one token changed in each: which of them no test knows. Some hours. COUNT=15 SEED=2 makes fewer
+# 200 mutants of the core, one token changed in each: prints those that no test notices. Some hours. COUNT=15 SEED=2 makes fewer
 # and others.
 mutants: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
