@@ -63,8 +63,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Where all tests run, each worker first imports a part of them. To rewrite all assertions takes a quarter of a
-    minute, and so each finds most of that done by the others. What cannot be imported is told when it is collected."""
+    """Where all tests run, each worker first imports a part of them. Rewriting all assertions takes a quarter of a
+    minute, so each finds most of it done by the others. The collection reports modules that cannot be imported."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     if session.config.args == session.config.getini("testpaths") and "PYTEST_XDIST_WORKER_COUNT" in os.environ:
         tests = Path(__file__).parent

@@ -34,10 +34,10 @@ UPSTREAM = ("drop-idle", "close-after", "status", "truncate", "latency")
 """Faults of the upstream, by the emulator's names for them."""
 
 WRONG_S = (2 * 3_600, 20 * 3_600)
-"""By so much a wrong clock is wrong: more than the hour that a ledger puts up with."""
+"""How far a wrong clock is off: more than the hour that a ledger tolerates."""
 
 HEAL_S = 60
-"""What the workers have, once everything is healed, for their last tick and to repay."""
+"""The time that the workers have for their last tick and to repay, once everything is healed."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Chaos:
         return sum(path.exists() and text in path.read_text() for path in paths)
 
     def _strike(self) -> None:
-        """In every way at least once, and later seldom in those that lose charges."""
+        """Strike in every way at least once; later, seldom in the ways that lose charges."""
         ends_s = time.monotonic() + self.scene.seconds
         deck = self.dice.sample([*self.strikes], len(self.strikes))
         while deck or time.monotonic() < ends_s:
@@ -227,8 +227,8 @@ class Chaos:
                 self._proxy.release()
 
     def _set_a_clock(self) -> None:
-        """Of one machine: hours ahead, hours behind or the other way round, and right again. Nothing else strikes
-        meanwhile: what a machine draws on its allowance then would be dated by its clock."""
+        """Set the clock of one machine hours ahead or hours behind, then the other way round, and right again. Nothing
+        else strikes meanwhile: draws on the allowance would be dated by that clock."""
         self._resume(now_s=float("inf"))
         machine = self.dice.choice(MACHINES)
         ahead_ms = self.dice.choice((-1, 1)) * self.dice.randrange(*WRONG_S) * 1_000

@@ -22,7 +22,7 @@ CLOCK_MS = 2
 
 HOUR_MS = 3_600_000
 IDLE_SHARE = 0.01
-"""So much of what was charged may have bought nothing, beyond a call for each kill, and each time upstream hung up."""
+"""The share of charges that may have bought nothing, beyond a call for each kill and each hang-up of upstream."""
 
 
 # -- what a run left ---------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ class Evidence:
         return [event for event in self.events if event["event"] == name]
 
     def charges(self) -> dict[str, Event]:
-        """The calls that were admitted, by key. What carries a key that was used before has no charge of its own."""
+        """The calls that were admitted, by key. A decision with a key that was used before has no charge of its own."""
         charges: dict[str, Event] = {}
         for event in self.noted("decision"):
             ms, _, key = (event["id"] or "").partition("-")
@@ -180,8 +180,8 @@ def _log(evidence: Evidence, verdict: Verdict) -> None:
 
 
 def _blind_ms(evidence: Evidence) -> list[tuple[int, int]]:
-    """From when until when a loss may hide what was charged before: until the machine has asked again that was granted
-    the last charge before, because that one had read all of it."""
+    """The span in which a loss may hide earlier charges. It ends when the machine of the last charge before the loss
+    asks again, because that machine had read all of them."""
     blind = []
     for from_ms, to_ms in evidence.course.losses_ms:
         before = [charge for charge in evidence.by_ledger() if charge["charged_ms"] < from_ms]
@@ -206,7 +206,7 @@ def _most(charges: Iterable[Event], window_ms: int) -> int:
 
 
 def _budget(evidence: Evidence, verdict: Verdict) -> None:
-    """Every window, by the time of the charge: what a slow worker sends late does not count against the ledger."""
+    """Every window, by the time of the charge: a late request of a slow worker does not count against the ledger."""
     blind_ms, outside_losses = _blind_ms(evidence), []
     hidden_units = over_units = 0
     for charge in evidence.by_ledger():
@@ -237,7 +237,7 @@ def _budget(evidence: Evidence, verdict: Verdict) -> None:
 
 
 def _clocks(evidence: Evidence, verdict: Verdict) -> None:
-    """Whose clock is hours behind is refused for that, and nobody else is: a clock that is ahead frees nothing."""
+    """Only a machine whose clock is hours behind is refused for that. A clock that is ahead frees nothing."""
     decisions = evidence.noted("decision")
     behind = [event for event in decisions if event["ahead_ms"] < -HOUR_MS]
     refused = sum(event["reason"] == "clock" for event in behind)

@@ -75,7 +75,7 @@ class Notes(Watcher, Listener):
         return self.call
 
     def set_clock(self) -> None:
-        """Set the clock of this process as the one of its machine stands."""
+        """Set the clock of this process to its machine's."""
         self.ahead_ms = int(self._ahead.read_text() or 0)
 
     def clock_ns(self) -> int:

@@ -1,6 +1,6 @@
 """Processes that die, fork, run in threads and start all at once. Every one is real, and so is every signal.
 
-A process that shall die at an exact step watches its own calls and sends itself SIGKILL there: nothing of ours is
+A process that is to die at an exact step watches its own calls and sends itself SIGKILL there: nothing of ours is
 changed, nothing is cleaned up, and no code runs afterwards. What must hold whatever the step was:
 
     the next tick goes on and ends complete

@@ -1,5 +1,5 @@
-"""Many processes reserve and settle at once: never is more reserved and used than the limit, but for what a call cost
-beyond its bound; and in the end the ledger has what upstream said."""
+"""Many processes reserve and settle at once. Reserved and used units never exceed the limit, except by the cost of a
+call beyond its bound. In the end the ledger has what upstream said."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Exceptions out of signal handlers, at every place where Python lets one out.
 
 CPython runs a handler when a function begins, when a call of something written in C has returned (not when it raised),
-and when a loop goes back: nowhere else between two instructions. `at_place` visits these places one by one, in code of
-ours and in what of the standard library stands between, and does there what a handler would do.
+and when a loop goes back: nowhere else between two instructions. `at_place` visits these places one by one, in our code
+and in the standard library's code between, and does there what a handler would do.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def interrupt() -> None:
 
 
 def others_can_write(path: Path) -> bool:
-    """Whether another process could write an SQLite file, at once. What is still being handled has its traceback, and
-    that its frames."""
+    """Whether another process could write an SQLite file, at once. An exception that is still being handled keeps its
+    traceback, and so the frames."""
     with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")

@@ -287,7 +287,7 @@ class RandomOperations:
         self.latest_ms = max(self.latest_ms, self.clock_ms)
 
     def _hear_of_trims(self) -> None:
-        """What has left the log is no longer counted by who begins. No window ever named may reach it."""
+        """A process that begins no longer counts trimmed entries. No window ever named may reach them."""
         if not self.log.was_trimmed:
             return
         self.log.was_trimmed = False
@@ -487,8 +487,8 @@ class RandomOperations:
     # -- decisions at chosen times -----------------------------------------------------------------------------------
 
     def _cross_an_edge(self, caller: Caller) -> None:
-        """One caller looks just after the next edge of a calendar window; of another one's charges, with limits of its
-        own, the first is made before that edge, where the clock went back to."""
+        """One caller looks just after the next edge of a calendar window. Then the clock goes back before that edge,
+        and another caller, with limits of its own, makes its first charge there."""
         windows = [window for window in self.pace.windows[: self.in_use] if isinstance(window, Calendar)]
         if not windows:
             return

@@ -335,7 +335,7 @@ class LogOracle:
         return tuple(states)
 
     def _closed(self, buckets: Sequence[str], now_ms: int, jitter_ms: int) -> tuple[str, Closing] | None:
-        """Of these buckets, that which is closed longest, and by what."""
+        """The bucket of these that is closed longest, and its closing."""
         closed = [
             (bucket, self.closings[bucket])
             for bucket in buckets

@@ -10,8 +10,8 @@ can put entries back. Two rules must hold:
    it grants has to fit beside all that stands there: to the unit, whatever was lost meanwhile.
 2. **Nothing is lost.** Once each machine has asked again, each admitted call is in the log: once, with its own time.
 
-What the machines grant together, beyond the limit, is what one of them had charged and the others had not read yet when
-the ledger lost it. It is counted, and printed as `over`.
+Together the machines may grant more than the limit: charges of one machine that the ledger lost before the others had
+read them. They are counted, and printed as `over`.
 """
 
 from __future__ import annotations

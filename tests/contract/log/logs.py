@@ -71,7 +71,7 @@ def past_of(log: Log) -> list[Entry]:
 
 
 def add(log: Log, *entries: Entry, project: str = P) -> Id:
-    """Add entries, as somebody does who has read everything; the id of the first."""
+    """Add entries as an author who has read everything. Returns the id of the first."""
     beginning = log.begin(project)
     seen = max(beginning.tip, beginning.trimmed)
     request = Append(beginning.epoch, seen, entries, ANY, seq=random.getrandbits(40), new_epoch="first")
@@ -82,7 +82,7 @@ def add(log: Log, *entries: Entry, project: str = P) -> Id:
 
 
 def added(log: Log, *entries: Entry) -> list[Entry]:
-    """The same; the entries as they stand in the log then."""
+    """The same. Returns the entries as the log then has them."""
     ms, seq = add(log, *entries)
     return [entry._replace(id=(ms, seq + n)) for n, entry in enumerate(entries)]
 
@@ -93,8 +93,8 @@ def add_many(log: Log, number: int) -> list[Entry]:
 
 
 def ask(log: Log, *entries: Entry, epoch: str | None = None, **fields: Any) -> Reply:
-    """Ask for entries, as somebody who knows the epoch of the log, and has read nothing that it still has unless `seen`
-    says so."""
+    """Ask for entries as a process that knows the log's epoch, and has read none of its entries unless `seen` says
+    so."""
     beginning = log.begin(P)
     seen, epoch = beginning.trimmed, beginning.epoch if epoch is None else epoch
     request = Append(epoch, seen, entries, new_epoch="first", seq=7)

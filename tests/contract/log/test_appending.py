@@ -138,7 +138,7 @@ UNCOUNTED = Room(Selector(("elsewhere",)), ANY)
 
 
 def fits(log: Log, room: int, **fields: object) -> bool:
-    """Whether somebody who has read nothing can append with this room. What was not appended is told in full."""
+    """Whether an author who has read nothing can append with this room. The answer has all unread entries."""
     stood = entries_of(log)
     reply = ask(log, charge(), room=room, **fields)
     assert list(reply.unseen) == stood
@@ -148,7 +148,7 @@ def fits(log: Log, room: int, **fields: object) -> bool:
 
 
 def takes(log: Log, units: int, *rooms_of: Selector) -> None:
-    """What is unread takes exactly so many units of a room: a unit less, and nothing is appended."""
+    """The unread entries take exactly so many units of a room: with a unit less, nothing is appended."""
 
     def asked(room: int) -> bool:
         return fits(log, 0 if rooms_of else room, rooms=[Room(selector, room) for selector in rooms_of])

@@ -30,7 +30,7 @@ from support.setup import limit
 
 
 def kept(epoch: str, head: Id) -> str:
-    """A view as it is kept, that has read up to there."""
+    """The kept text of a view that has read up to there."""
     return f"{epoch} 5 0-0 {id_text(head)} -"
 
 

@@ -307,8 +307,8 @@ def test_one_ledger_under_two_urls_stays_as_it_is(pair: Pair, holds: str) -> Non
 
 
 class Mover:
-    """The two logs as one mover has them, which is stopped after so many writes; of the last one it hears nothing if
-    `unheard`."""
+    """The two logs of one mover, which is stopped after so many writes. With `unheard` it gets no answer to the last
+    write."""
 
     def __init__(self, pair: Pair, writes: int, *, unheard: bool = False) -> None:
         self.left, self.unheard = writes, unheard
