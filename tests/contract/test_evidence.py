@@ -38,7 +38,7 @@ def made(setup: Setup, book: CostBook = HOURLY, *more: Limit) -> Budget:
 
 
 def hear(budget: Budget, decision: Decision, *levels: Level) -> int:
-    """What an answer says; how many levels of it were worth a question."""
+    """Hear what an answer says. Returns how many of its levels were worth a question."""
     worth = budget.levels.news(decision, levels, project_of(budget).now_ms())
     if worth:
         budget.levels.observe(worth)

@@ -133,7 +133,7 @@ def path_of(place: Place, folder: Path) -> Path:
 
 
 def refused(place: Place, path: Path) -> None:
-    """It ends in one line, and waits for nobody."""
+    """The command ends in one line, and waits for nobody."""
     with pytest.raises((quota.QuotaError, OSError)) as caught:
         place.use(path.parent / place.beside if place.beside else path)
     assert len(str(caught.value).splitlines()) == 1

@@ -69,7 +69,7 @@ class Scene:
         self.session.budget("main").exhaust(bucket, self.now_ms, until_ms, SAID, "host:1")
 
     def result(self, width: int = 200) -> str:
-        """The line after the credential's name."""
+        """The verdict: the line after the credential's name."""
         lines = self.lines(width)
         return lines[next(n for n, line in enumerate(lines) if line.startswith("main: ")) + 1]
 

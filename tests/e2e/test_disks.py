@@ -82,7 +82,7 @@ class Machine(Installation):
         (self.folder / "quota.toml").chmod(0o644)
 
     def as_nobody(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives when somebody else than root does it, in a process of its own."""
+        """The result of `work` in a process of a user other than root."""
 
         def without_rights() -> Any:
             with not_root():

@@ -253,7 +253,7 @@ TEXTS = (
 
 
 def put(r: Input, before: object) -> object:
-    """Something else than what was there: another kind, or the same with damage."""
+    """Another value for its place: of another kind, or the same with damage."""
     kind = r.random()
     if kind < 0.25:
         return r.choice(NUMBERS)

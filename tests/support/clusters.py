@@ -24,7 +24,7 @@ DOWN_AFTER_MS = 400
 
 
 class Together:
-    """What both have: their servers, a password, TLS, and an end.
+    """The common part of both: servers, a password, TLS, and an end.
 
     With certificates, all listen with TLS at `tls_ports` too; `port` of each stays plain.
     """
@@ -37,7 +37,7 @@ class Together:
         self.tls_ports: dict[int, int] = {}  # by port
 
     def start(self, options: Sequence[str]) -> None:
-        """Leaves nothing where that fails."""
+        """If that fails, nothing is left."""
         own = [*options, "--repl-diskless-sync-delay", "0"]
         if self._password:
             own += ["--requirepass", self._password, "--masterauth", self._password]
@@ -55,7 +55,7 @@ class Together:
         self.servers.append(self._stack.enter_context(server))
 
     def _url(self, kind: str, ports: Sequence[int], rest: str = "") -> str:
-        """By the TLS ports of these, where they have some."""
+        """A url with the TLS ports of these servers, if they have any."""
         scheme, user, more = "redis", "", ""
         if self.certificates is not None:
             scheme, more = "rediss", f"?ssl_ca_certs={self.certificates.ca}"
@@ -131,11 +131,11 @@ class Nodes(Together):
         return self._url("cluster", [server.port for server in self.servers[:3]])
 
     def client(self, server: RedisServer) -> redis.Redis:
-        """Of an administrator, to one node."""
+        """The client of an administrator, to one node."""
         return self._client_of(server)
 
     def owner(self, key: str) -> RedisServer:
-        """The node that has this key now, as the first that lives says."""
+        """The node that has this key now, by the first node that is alive."""
         for server in self.servers:
             try:
                 with self.client(server) as client:
@@ -228,7 +228,7 @@ class Sentinels(Together):
         return [*self.certificates.options(self.tls_ports[port]), "--tls-replication", secure]
 
     def _seen(self, port: int) -> int:
-        """The port at which others see whoever has this one."""
+        """The port at which others see the server with this port."""
         return self.tls_ports.get(port, port) if self._links_are_secure else port
 
     @property
@@ -236,7 +236,7 @@ class Sentinels(Together):
         return self._url("sentinel", [sentinel.port for sentinel in self.sentinels], f"/{SERVICE}/0")
 
     def client(self, server: RedisServer | None = None) -> redis.Redis:
-        """Of an administrator, to a server; without one, to the primary as the sentinels see it."""
+        """The client of an administrator, to a server; by default to the primary as the sentinels see it."""
         return self._client_of(server or self.primary())
 
     def ask(self, sentinel: SentinelServer, *command: str) -> object:
@@ -245,13 +245,13 @@ class Sentinels(Together):
             return client.execute_command(*command)
 
     def primary(self, sentinel: SentinelServer | None = None) -> RedisServer:
-        """As a sentinel sees it."""
+        """The primary, as a sentinel sees it."""
         answer = self.ask(sentinel or self.sentinels[0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
         assert isinstance(answer, list)
         return next(server for server in self.servers if self._seen(server.port) == int(answer[1]))
 
     def is_well(self) -> bool:
-        """Whether two servers of three follow the other, and the sentinels could put one of them in its place."""
+        """Whether two servers follow the third, and the sentinels could promote one of them."""
         followers = 0
         for server in self.servers:
             with self.client(server) as client:

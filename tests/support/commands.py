@@ -44,7 +44,7 @@ class Quota:
         """What only those programs read that a command starts: an interpreter, as it begins."""
 
     def __call__(self, *args: str, script: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-        """What a `quota` command leaves, or a Python program with these arguments."""
+        """The result of a `quota` command, or of a Python program, with these arguments."""
         with self.start(*args, script=script, env=env) as process:
             try:
                 stdout, stderr = process.communicate(timeout=300)
@@ -66,8 +66,8 @@ class Quota:
         return subprocess.Popen(command, cwd=self.folder, env=env, text=True, **streams)
 
     def shell(self, script: str) -> subprocess.CompletedProcess[str]:
-        """What a shell makes of `script`, in which `quota` is the command. One that gets limits or closed streams from
-        the shell starts from nothing."""
+        """The result of `script` in a shell, in which `quota` is the command. A command that gets limits or closed
+        streams from the shell starts from nothing."""
         anew = "ulimit" in script or "&-" in script
         command, fds = (QUOTA, []) if anew else for_a_shell(self.env)
         prefix = f'set -o pipefail; quota() {{ {shlex.join(command)} "$@"; }}; '

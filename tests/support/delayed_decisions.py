@@ -257,7 +257,7 @@ class DelayedDecisions:
 
     @staticmethod
     def _most(asked: Asked) -> int:
-        """What a limit holds at most: a pace holds for the time by which was decided."""
+        """The most that a limit holds: its pace is that of the decision's time."""
         return max(0, asked.limit.limit_units - asked.leave_units)
 
     def _where(self) -> str:

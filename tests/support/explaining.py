@@ -122,7 +122,7 @@ class World:
         return charges(self.session.project())
 
     def other(self, limits: tuple[Limit, ...], leave: dict[str, int], job: str) -> Budget:
-        """The same budget with other limits, and with something else left by the job."""
+        """The same budget with other limits, and another `leave` of the job."""
         return budget_of(
             self.session.ledger,
             *limits,

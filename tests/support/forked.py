@@ -43,7 +43,7 @@ _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_")
 
 
 def can_be_forked(args: Sequence[str], env: Mapping[str, str], script: str = "") -> bool:
-    """Not where something is set that the interpreter reads as it starts."""
+    """Whether nothing is set that the interpreter reads at its start."""
 
     def of_the_interpreter(names: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in names.items() if name.startswith(_OF_THE_INTERPRETER)}
@@ -276,6 +276,6 @@ def _go_on(args: list[str], folder: str, env: dict[str, str], umask: int, script
 
 
 def _without_tests() -> list[str]:
-    """Where modules are looked for, but for the checkout and its tests, which pytest adds."""
+    """The module search path without the checkout and its tests, which pytest adds."""
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [path for path in sys.path[1:] if path not in (tests, os.path.dirname(tests))]

@@ -43,7 +43,7 @@ class Installation:
 
     @property
     def requests(self) -> int:
-        """Those that reached the emulated upstream."""
+        """The requests that reached the emulated upstream."""
         assert self.upstream is not None
         number: int = self.upstream.usage()["requests"]
         return number

@@ -159,7 +159,7 @@ OPERATIONS = {
     "replace": 1,
     "check_the_oracle": 1,
 }
-"""How often each is done."""
+"""How often each operation is done."""
 
 
 class Call(NamedTuple):
@@ -282,7 +282,7 @@ class RandomOperations:
         self._set_clock(self.clock_ms + (step_ms if jumps else step_ms * self.stretch))
 
     def _set_clock(self, clock_ms: int) -> None:
-        """Not further back than a log is kept for."""
+        """Set the clock, but not further back than a log is kept."""
         self.clock_ms = max(clock_ms, self.latest_ms - FURTHEST_BACK_MS)
         self.latest_ms = max(self.latest_ms, self.clock_ms)
 
@@ -401,7 +401,7 @@ class RandomOperations:
         self._decide(caller, [self._new_call(job)], job, commit=False)
 
     def _decide(self, caller: Caller, calls: Sequence[Call], job: str, *, commit: bool) -> Answer | None:
-        """Ask, and compare. None where the call could never fit, or is free."""
+        """Ask, and compare. None if the call could never fit, or is free."""
         terms, charges = caller.terms, [charge for call in calls for charge in call.charges]
         self._note(caller, f"{'charge' if commit else 'peek'} {[(x.method, x.units) for x in calls]} for {job!r}")
         asked = terms.asked(charges, job)
@@ -542,7 +542,7 @@ class RandomOperations:
         self.counts["usage"] += 1
 
     def _settle(self, caller: Caller) -> None:
-        """Of a call of two buckets in the first, or in both. What has left the log is unknown."""
+        """Correct a call of two buckets in the first bucket, or in both. A charge that has left the log is unknown."""
         if not self.made:
             return
         made = self.random.choice([*self.made][-self.random.choice((10, 300)) :])

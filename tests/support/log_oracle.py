@@ -199,7 +199,7 @@ class LogOracle:
         self.others.append(others)
 
     def exhaust(self, bucket: str, since_ms: int, until_ms: int, clock_ms: int) -> None:
-        """A bucket that is closed stays as it is. One that was reopened is closed again by what upstream said later."""
+        """A closed bucket stays as it is. A later answer of upstream closes a reopened bucket again."""
         before = self.closings.get(bucket)
         if before is not None and before.until_ms > clock_ms:
             stands = not before.reopened_ms or since_ms < before.reopened_ms <= clock_ms
@@ -224,7 +224,7 @@ class LogOracle:
             self.date(clock_ms)
 
     def trim(self, through_ms: int, kept: Collection[str]) -> list[Charge]:
-        """All up to a time has left the log, but the charges with these keys, and what has these names."""
+        """Forget all that is dated up to a time, except the charges with these keys and the units with these names."""
         first = bisect_right(self.charges, through_ms, key=lambda charge: charge.ms)
         older, newer = self.charges[:first], self.charges[first:]
         self.charges = [charge for charge in older if charge.key in kept] + newer

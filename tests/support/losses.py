@@ -59,7 +59,7 @@ class LedgerStorage(Protocol):
         """Lose the `log`, its `state`, or both, and nothing else."""
 
     def immortal(self) -> Sequence[object]:
-        """What is kept without a lifetime, and should have one."""
+        """The keys without a lifetime that should have one."""
         return ()
 
     def close(self) -> None:

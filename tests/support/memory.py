@@ -51,7 +51,7 @@ def _has_room() -> bool:
 
 
 def _hold(folder: str) -> None:
-    """Until this process ends. However it ends, the lock ends with it."""
+    """Hold the lock until this process ends, however it ends."""
     fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None  # it is to look again
@@ -64,7 +64,7 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def _remove_left_overs() -> None:
-    """Of runs that were killed. A folder without a lock that was made just now is about to get one."""
+    """Remove the folders of killed runs. A new folder without a lock is about to get one."""
     for folder in MEMORY.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if folder.stat().st_mtime > time.time() - 60:

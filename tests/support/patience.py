@@ -59,7 +59,7 @@ def be_impatient() -> None:
 
 
 def without_waits() -> AbstractContextManager[object]:
-    """Between the attempts of a step, in this process."""
+    """No waits between the attempts of a step, in this process."""
     return patch("quota.jobs.attempts.MAX_WAIT_S", 0.0)
 
 

@@ -141,7 +141,7 @@ class PlainServer(Serving):
 
 
 def _pass(source: socket.socket, sink: socket.socket) -> None:
-    """Until the source ends."""
+    """Pass bytes on until the source ends."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)

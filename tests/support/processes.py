@@ -153,7 +153,7 @@ main()
 
 
 def killed_anywhere(machine: Installation, dice: random.Random, calls: int, *command: str) -> bool:
-    """Run a command of `quota` that dies at one of its first `calls` of functions of ours. Whether it came to that."""
+    """Run a command of `quota` that dies at one of its first `calls` of functions of ours. Returns whether it died."""
     nth = str(dice.randint(1, calls))
     with machine.start("call", ":", nth, ":", *command, script=KILLED) as process:
         out, err = process.communicate(timeout=300)

@@ -97,7 +97,7 @@ def black_hole() -> Iterator[int]:
 
 
 def until(holds: Callable[[], object], what: str = "it did not happen", within_s: float = 100) -> None:
-    """Wait for what soon holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, what

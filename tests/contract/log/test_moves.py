@@ -60,7 +60,7 @@ class Pair:
         self.old, self.new = self.open(0), self.open(1)
 
     def open(self, number: int) -> Log:
-        """One of them, as one more process opens it."""
+        """One of the two ledgers, as one more process opens it."""
         return self.places[number].open(self.clock)
 
 
@@ -106,7 +106,7 @@ def content(log: Log) -> dict[str, Any]:
 
 
 def used(log: Log, clock: Clock) -> None:
-    """Something of everything that a log can hold."""
+    """Fill a log with something of everything that it can hold."""
     old = added(log, charge(100), charge(50), others(7))
     added(log, correction(old[0], 60))
     clock.now_ms += DAY_MS

@@ -141,7 +141,7 @@ class Pair:
             self.even_out()
 
     def even_out(self) -> None:
-        """Each log has drawn a number for its marker: give both the same, as a repair does."""
+        """Each log has drawn a number for its marker. Give both markers the same number, as a repair does."""
         epoch = self.logs[0].begin(self.project).epoch
         entries = list(self.logs[0].read(self.project, START, END, 5_000))
         for log in self.logs:

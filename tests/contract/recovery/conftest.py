@@ -27,7 +27,7 @@ def line(server: RedisServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def far(server: RedisServer, line: Proxy, tmp_path: Path) -> Iterator[Site]:
-    """A site at the other end of the line."""
+    """A site whose ledger is at the other end of a line."""
     storage = RedisStorage(server.url)
     storage.url = line.url
     made = Site(storage, tmp_path)

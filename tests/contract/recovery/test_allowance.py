@@ -28,7 +28,7 @@ ALLOWANCE = Allowance(max_cost_units=5, allowance_units=20)
 
 @contextmanager
 def cut(line: Proxy) -> Iterator[None]:
-    """Nothing that is sent arrives."""
+    """Cut the line: nothing that is sent arrives."""
     line.fail("drop-request", times=1_000, match=b"")
     yield
     line.heal()

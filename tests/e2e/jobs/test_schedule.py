@@ -101,7 +101,7 @@ class Scheduler:
         raise AssertionError(f"no {event} {fields}:\n{self.log.read_text()}")
 
     def stop_in_a_page(self, machine: Machine, number: int) -> int:
-        """Exit status. The page of a job with `held` ends once the scheduler knows that it has to stop."""
+        """The exit status. The page of a job with `held` ends once the scheduler knows that it must stop."""
         self.process.send_signal(number)
         self.until("schedule_stopping")
         (machine.folder / "go-on").touch()
@@ -248,7 +248,7 @@ def test_each_tick_older_than_its_grace_is_logged_as_skipped(machine: Machine, u
 
 
 def assert_each_is_told(scheduler: Scheduler, apart: timedelta) -> None:
-    """Of the ticks between the first and the last that were started, each was started or is said to be skipped."""
+    """Each tick between the first and the last started tick was started, or logged as skipped."""
     first, *_, last = [datetime.fromisoformat(line["at"]) for line in scheduler.lines("tick_started")]
     # A machine under load may also skip ticks before the first that it starts.
     skipped = [line for line in scheduler.lines("tick_skipped") if first < datetime.fromisoformat(line["at"]) < last]

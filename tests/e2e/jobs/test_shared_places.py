@@ -169,7 +169,7 @@ class Fleet:
         assert report.outcome in ("done", "elsewhere", "stopped"), report
 
     def join(self, *processes: Any) -> None:
-        """Wait for them. What a dead one had is free when its lease is over."""
+        """Wait for the ticks. The regions of a dead tick are free when its lease is over."""
         for process in processes:
             process.join()
             assert process.exitcode in (0, -signal.SIGKILL)
@@ -180,7 +180,7 @@ class Fleet:
 
 @dataclass
 class Seen:
-    """What all machines did, in its order."""
+    """The actions of all machines, in order."""
 
     fetched: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     sunk: Counter[tuple[str, str, int]] = field(default_factory=Counter)

@@ -64,8 +64,8 @@ TEXTS = {
 }
 
 REFERENCES: dict[str, tuple[Any, ...]] = {"leave": ({"zzz": 1}, {"a b": 1}), "inbound": ({},)}
-"""What is well formed and still refused, because of what stands elsewhere. So no credential gets another name either,
-and of the rules of `[inbound]` one stays."""
+"""Tables that are well formed and still refused because of other tables. So no credential gets another name either, and
+one rule of `[inbound]` stays."""
 
 
 def changed(r: Random, value: Any, key: str = "") -> Any:
