@@ -191,7 +191,7 @@ class RunReport(Run):
 
     `quota run` exits with `exit_status`, unless `--fail-on-refusal` applies. `elsewhere` names the machine of each
     region that this run did not get. `waits`: a new try may succeed soon. `silent`: the address that did not answer at
-    the end. `failed_region`: the region, one of several, that failed and was the only one of this run.
+    the end. `failed_region`: the only region of this run, if it failed and the job has others.
     """
 
     exit_status: int = 0

@@ -426,7 +426,7 @@ def _refused_jobs(plan: Plan) -> Table:
 class Ahead(NamedTuple):
     """What a run would do: the regions that it covers, in their order, and the most calls. The first `fitting` calls
     fit now; `refusal` is the decision about the next call, None if all fit. `assumed`: the user's own function may make
-    other calls. `away`: the machine whose region the run would not get for longest; None if it gets them all."""
+    other calls. `away`: the machine whose region stays away for longest; None if the run gets all regions."""
 
     job: str
     regions: Sequence[Checkpoint]

@@ -45,7 +45,7 @@ memory."""
 
 class Peeked(io.RawIOBase):
     """The raw bytes of an answer: first the `head`, which is read ahead, then the rest, or the error that ended the
-    reading. `ended`: the head is all that came; `error`: it ended with this."""
+    reading. `ended`: the head is all that came; `error`: the error that ended it."""
 
     def __init__(self, read: Callable[[int], bytes], hang_up: Callable[[], object], most: int = MAX_BODY_BYTES) -> None:
         self.head = b""

@@ -96,8 +96,8 @@ class JobRow(NamedTuple):
     """A job. The machines in `runs_on` have its regions. `seen_ms` is the last sign, from `seen_on`, of a run that has
     not ended: it is under way, or was killed (None: there is none). `next_ms` is the next tick of its schedule (None:
     it has no schedule). `refusal` is the decision that would refuse the first call of a run now (None: the run would go
-    on), and `why` has it in words. `until_ms`: other runs or machines have all of its regions, and a run here would
-    fetch nothing before (None: it would)."""
+    on), and `why` has it in words. Until `until_ms` other runs or machines have all of its regions, and a run here
+    would fetch nothing (None: it would)."""
 
     job: str
     credential: str

@@ -37,7 +37,7 @@ SEEN_THROUGH = {"httpcore": "httpx", "httpcore2": "httpx2"}
 """Libraries whose requests are charged only if another library, which the program has imported before, makes them."""
 
 NAMED = (*UNSEEN, *SEEN_THROUGH)
-"""Libraries that are named when a program imports them."""
+"""Libraries that a warning names when a program imports them."""
 
 RECORDER = "vcr.patch"
 """The module in which vcrpy keeps the originals that it has seen when it was imported. It sends over them."""

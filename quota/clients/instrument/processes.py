@@ -132,7 +132,7 @@ _HIDES = re.compile(
     r"(\b(unset|export -n|(declare|typeset) \+x)( -?\w+)* |\s-u ?|-{2}unset=)PYTHONPATH\b"
     r"|\bPYTHONPATH=(?!\S*(\$\{?PYTHONPATH|/quota/cli/site\b))"
 )
-"""What drops the folder by which a Python is instrumented."""
+"""Matches what takes our folder, which instruments a Python, out of PYTHONPATH."""
 
 _EMPTIES = {"env": "-|-[0v]*i.*|-{2}ignore-e.*", "exec": "-l?cl?"}
 """The options by which a command starts another with an empty environment."""

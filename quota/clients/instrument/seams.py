@@ -405,7 +405,7 @@ def _note(attempt: Attempt, response: HTTPResponse) -> None:
 
 def _head(response: HTTPResponse) -> tuple[bytes, bool]:
     """The beginning of a body, and whether it is the whole body. A response of the library's own class reads it. Its
-    reader gets the same bytes from the connection once more, so all of the body, or the error."""
+    reader then gets the same bytes once more, so the whole body, or the error."""
     on_wire, seen = response.fp, bytearray()
 
     def recorded(size: int) -> bytes:
