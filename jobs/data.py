@@ -233,7 +233,9 @@ def tables(views: bool, form: str, config: str | None) -> None:
 @list_options(since=None, what=FETCHED_SINCE, limit=None, most=1_000_000_000)
 @click.option("--region", metavar="R", help="Only this region.")
 @shared(Options.format_of_records)
-@click.option("--output", metavar="FILE", type=PATH, help="Write to this file instead of stdout; it appears when complete.")
+@click.option(
+    "--output", metavar="FILE", type=PATH, help="Write to this file instead of stdout; it appears when complete."
+)
 @shared(Options.config)
 def export(
     *,
