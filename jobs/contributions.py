@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 
 import quota
 from quota import Decision, Session
@@ -329,7 +328,7 @@ def _refusal(
             no_store = no_store or str(error)
     try:
         check_job(session.settings, job)
-        with suppress(NotImported), redirect_stdout(sys.stderr):  # the user's module may print on import
+        with suppress(NotImported):
             method = attempt_of(fetch_to_look_at(session.settings, job), checkpoint.cursor)
             sink_to_look_at(session.settings, job)
         if here:

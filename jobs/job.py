@@ -23,14 +23,16 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from inspect import Parameter, signature
 from itertools import chain
 from pathlib import Path
+from threading import current_thread, main_thread
 from traceback import extract_tb
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -309,7 +311,8 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
     invalid or fails: a mark only saves work."""
     mark: Attempt | None = getattr(fetch, "first_attempt", None)
     try:
-        method = mark(cursor) if callable(mark) else mark
+        with apart():
+            method = mark(cursor) if callable(mark) else mark
         if not isinstance(method, str | None):
             raise TypeError(f"{show(method)} is no method")
     except (Exception, SystemExit) as error:
@@ -431,7 +434,7 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
         # the function may import its neighbours when it is called.
         sys.path.append(str(folder))
     try:
-        with redirect_stdout(sys.stderr):  # stdout is for what a command prints, often as JSON
+        with apart():
             return importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
@@ -445,6 +448,21 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
         place = "" if folder is None or missing else _line_below(folder, error)
         raise quota.ConfigError(f"{setting} cannot be imported: {describe(error)}{place}{where}") from error
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Keep what the user's code prints, or a program that it starts, out of what a command prints, often as JSON. A
+    command waits for its main thread; others would undo each other's."""
+    with ExitStack() as block:
+        with suppress(OSError, ValueError):  # a program may have replaced or closed it
+            if current_thread() is main_thread() and getattr(sys.stdout, "fileno", int)() == 1:
+                sys.stdout.flush()
+                block.callback(os.close, stdout := os.dup(1))
+                block.callback(os.dup2, stdout, 1)
+                os.dup2(2, 1)
+                block.enter_context(redirect_stdout(sys.stderr))
+        yield
 
 
 def _check_names(fetch: Fetch, setting: str, options: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,7 +122,7 @@ class How(NamedTuple):
 def _tick(session: Session, job: str, how: How) -> RunReport:
     """Run a job once, print how it ended, and do what its configuration asks for then."""
     from quota.jobs.endings import failed_report
-    from quota.jobs.job import job_called, line_of
+    from quota.jobs.job import apart, job_called, line_of
     from quota.jobs.runner import RunOptions, run_job
 
     settings, ping = job_called(session.settings, job), None
@@ -131,7 +131,7 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
 
         ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
     try:
-        with _apart(), watching(job, how.quiet) as watcher:
+        with apart(), watching(job, how.quiet) as watcher:
             refusal = (lambda: None) if ping is None else ping.start
             options = RunOptions(how.regions, how.here, None, refusal, how.stop, watcher, how.silent)
             report = run_job(session, job, options)
@@ -148,20 +148,6 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
     print_report(session, report, how)
     _follow_up(session, report, ping)
     return report
-
-
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Keep what a fetch function prints, or a program that it starts, out of the report."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def _run_and_go_on(session: Session, job: str, how: How) -> RunReport:

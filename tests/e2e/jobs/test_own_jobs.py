@@ -62,14 +62,16 @@ def test_the_report_excludes_prints_of_a_fetch_function(tmp_path: Path) -> None:
         write(tmp_path, "mine:daily", upstream.address)
         prints = '    print("asking", region)\n    os.system("echo started")\n    answer ='
         code = (tmp_path / "mine.py").read_text().replace("    answer =", prints)
-        (tmp_path / "mine.py").write_text(f'import os\nprint("imported")\n{code}')
+        named = code.replace('"videos.list"', 'lambda cursor: print("named") or "videos.list"')
+        (tmp_path / "mine.py").write_text(f'import os\nos.system("echo imported")\n{named}')
         done = run(tmp_path, "run", "daily", "--json")
-        others = [run(tmp_path, *command, "--json") for command in (("check",), ("plan", "--days", "1"))]
+        commands = ("check",), ("plan", "--days", "1"), ("run", "daily", "--dry-run"), ("status",)
+        others = [run(tmp_path, *command, "--json") for command in commands]
     assert json.loads(done.stdout)["outcome"] == "done"
     assert {"imported", "asking US", "started"} <= set(done.stderr.splitlines())
     for other in others:
         json.loads(other.stdout)
-        assert "imported" in other.stderr.splitlines()
+        assert {"imported", "named"} <= set(other.stderr.splitlines())
 
 
 def test_charges_of_a_function_itself_have_the_id_of_its_run(tmp_path: Path) -> None:
