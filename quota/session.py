@@ -252,6 +252,7 @@ class Session(OfOneProcess):
         they send no long body. The client works while this session is open.
         """
         requests = _library("requests")
+        from quota.clients.gate import MAX_REDIRECTS
         from quota.clients.requests import SignedSession, requests_adapter
 
         chosen = self.credential(credential)
@@ -260,6 +261,7 @@ class Session(OfOneProcess):
             budget, max_units=max_units, timeout_s=timeout_s, max_body_mb=max_body_mb, caller=caller
         )
         made = SignedSession() if caller.signs else requests.Session()
+        made.max_redirects = MAX_REDIRECTS
         for scheme in ("https://", "http://"):
             made.mount(scheme, adapter)
         return self._kept(made)
@@ -276,6 +278,7 @@ class Session(OfOneProcess):
         """Like `requests`, as an `httpx.Client`; with `library="httpx2"` as one of httpx2, as newer SDKs want it.
         `options` are the client's own, except `transport`, `mounts` and `proxy`."""
         module = _library(library)
+        from quota.clients.gate import MAX_REDIRECTS
         from quota.clients.httpx import httpx_transport
 
         for name in ("transport", "mounts", "proxy"):
@@ -284,7 +287,7 @@ class Session(OfOneProcess):
         chosen = self.credential(credential)
         caller = self._caller(chosen, chosen.hosts)
         transport = httpx_transport(self.budget(chosen.name), max_units=max_units, caller=caller, library=library)
-        made = module.Client(transport=transport, **options)
+        made = module.Client(transport=transport, **{"max_redirects": MAX_REDIRECTS, **options})
         return self._kept(made)
 
     def _caller(self, chosen: CredentialSettings, hosts: tuple[str, ...]) -> Caller:

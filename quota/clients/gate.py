@@ -35,6 +35,9 @@ MethodOf = str | Callable[[str, str], str]
 HostNames = str | Iterable[str]
 """The metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`."""
 
+MAX_REDIRECTS = 5
+"""The most redirects of one request: each is charged. The libraries would follow a circle for 20 or 30."""
+
 PEEK_WITHIN_S = 2.0
 """How long a gate waits for an error body. Then the part that has arrived classifies it: the reader may stream it."""
 

@@ -50,6 +50,8 @@ class Site:
         if request.target.startswith("/things/away"):
             asked = request.target.partition("?")[2]
             return Answer(302, headers={"Location": f"{self.other.address}/there?{asked}"})
+        if request.target.startswith("/things/circle"):
+            return Answer(302, headers={"Location": request.target})
         if request.target.startswith("/things/large"):
             return self.large
         if self.refuse:
@@ -175,6 +177,9 @@ def test_a_redirect_to_another_host_takes_no_key_along_and_costs_nothing_there(s
     with site.open(key) as session:
         assert client_of(session, kind).get(f"{site.api.address}/things/away").status_code == 200
         assert spent(session) == [("read", 1)]
+        with pytest.raises(Exception, match="redirects"):
+            client_of(session, kind).get(f"{site.api.address}/things/circle")
+        assert len(spent(session)) == 1 + 6, "five redirects"
     [arrived] = site.other.arrived
     assert SECRET not in f"{arrived.target} {arrived.headers}"
     assert "authorization" not in arrived.headers
