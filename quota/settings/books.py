@@ -224,8 +224,10 @@ def _prices(table: TomlTable, method: str, buckets: Mapping[str, Bucket], value:
         raise table.error(f"write dated prices as {dated}; a list means several buckets", method)
     for key in value if isinstance(value, dict) else ():
         if key not in DATED:
-            says = f'unknown key; a method "{method}.{key}" needs these quotes; {nearest(key, DATED)}'
-            raise table.inner(value, method).error(says, key)
+            near = nearest(key, DATED)
+            is_typo = near.endswith("?") or "." in method
+            quotes = "" if is_typo else f' a method "{method}.{key}" needs these quotes;'
+            raise table.inner(value, method).error(f"unknown key;{quotes} {near}", key)
     if not (isinstance(value, dict) and "prices" in value):
         return [Price(_parts(table.read(method), buckets))]
     prices: list[Price] = []

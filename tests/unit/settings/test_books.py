@@ -190,7 +190,8 @@ OF_MONITORING = [
 ]
 PRICES = [
     ("-1", f": -1 is not a whole number from 0 to {MAX_UNITS}"),
-    ("{ unit = 1 }", """.unit: unknown key; a method "items.list.unit" needs these quotes; did you mean 'units'?"""),
+    ("{ unit = 1 }", ".unit: unknown key; did you mean 'units'?"),
+    ("{ x = 1 }", ".x: unknown key; known: units, bucket, reserve, prices"),
     ('{ units = 2, bucket = "call" }', ".bucket: 'call' is not allowed here; did you mean 'calls'?"),
     (
         '[{ units = 1 }, { units = 2, bucket = "calls" }]',
