@@ -42,7 +42,7 @@ MAX_HEADER_LENGTH = 1_024
 MAX_POLICIES = 10
 """The most items that are read of a `RateLimit` header."""
 
-RETRY_AFTER = Field(header="retry-after", form="seconds")
+RETRY_AFTER = Field(header="retry-after")
 RETRY_AFTER_MS = Field(header="retry-after-ms")
 """Azure and OpenAI send it, with or without Retry-After."""
 

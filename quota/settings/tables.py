@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
-from quota.common.text import nearest, show
+from quota.common.text import show
 from quota.settings.model import BUILT_IN_FETCHES
 from quota.settings.references import ADDRESS, FilePath, Login, Reference, TextOrReference
 from quota.settings.toml import (
@@ -367,7 +367,7 @@ class _FieldKind(Kind):
     of_type: type[Any] = dict
 
     def read(self, table: TomlTable, key: str) -> Any:
-        value, forms = table.value(key), get_args(Form)
+        value = table.value(key)
         row = table.inner({"header": value} if isinstance(value, str) else value, key, _FIELD)
         header = row.read("header") or ""
         if bool(header) == ("json" in row):
@@ -378,12 +378,11 @@ class _FieldKind(Kind):
             place = f"/{re.sub('[./]+', '/', header).strip('/')}"
             json = f'; a place in the JSON is {{ json = "{place}" }}' if re.fullmatch(r"[\w/-]+", place) else ""
             raise row.error(f"{show(header)} is not the name of a header{json}", "" if is_bare else "header")
-        if self.time and "as" not in row:
-            raise row.error(f'give the form of the time, for example as = "epoch"; {nearest(None, forms)}')
         if "as" in row and not self.time:
             raise row.error("is only for times, such as `reset`; remove it", "as")
-        form, pointer = row.read("as"), row.read("json")
-        return Field(header.lower(), pointer, _pattern(row, self.groups or (key,)) if "pattern" in row else None, form)
+        row.read("as")  # it tells people: every notation is read
+        pattern = _pattern(row, self.groups or (key,)) if "pattern" in row else None
+        return Field(header.lower(), row.read("json"), pattern)
 
 
 _PART = r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?:|(?:[*+?]|\{[0-9,]+\})[+?]?|."

@@ -310,13 +310,12 @@ def _number(value: object) -> int | None:
 class Field(NamedTuple):
     """Where an answer has a figure: in a `header`, or in its JSON at a `pointer`.
 
-    A `pattern` finds the figure in the text there, by the names of its groups. `form` is the form of a time.
+    A `pattern` finds the figure in the text there, by the names of its groups.
     """
 
     header: str = ""
     pointer: Pointer | None = None
     pattern: re.Pattern[str] | None = None
-    form: Form | None = None
 
 
 UNREADABLE = -1

@@ -48,7 +48,7 @@ WRONG: list[tuple[tuple[str, ...], Any]] = [
     (("methods", "read"), {"prices": [{"since": "2026-11-25"}]}),
     (("methods", "read"), [{"units": 1, "reserve": {"default": 1}}]),
     (("routes", "FETCH /x"), "read"),
-    (("answers", "reset"), {"header": "X-Reset"}),
+    (("answers", "reset"), {"header": "X-Reset", "as": "iso"}),
     (("answers", "remaining"), {"header": "X-Left", "json": "/left"}),
     (("answers", "units"), [{"header": "X-Used"}]),
     (("answers", "free"), [{}]),

@@ -140,7 +140,7 @@ def test_an_answer_table_is_read() -> None:
         [answers]
         remaining = "X-RateLimit-Remaining"
         limit = "X-RateLimit-Limit"
-        reset = { header = "X-RateLimit-Reset", as = "epoch" }
+        reset = "X-RateLimit-Reset"
         bucket = "X-RateLimit-Resource"
         units = { json = "/usage/total~1tokens" }
         free = [{ status = 304 }]
@@ -155,7 +155,7 @@ def test_an_answer_table_is_read() -> None:
         LevelRule(
             Field("x-ratelimit-remaining"),
             Field("x-ratelimit-limit"),
-            Field("x-ratelimit-reset", form="epoch"),
+            Field("x-ratelimit-reset"),
             Field("x-ratelimit-resource"),
         ),
     )
@@ -180,7 +180,7 @@ def test_an_answer_table_is_read() -> None:
         ("remaining = { header = 'X', as = 'epoch' }", "remaining.as: is only for times, such as `reset`; remove it"),
         ("units = 'a.b'", """units: 'a.b' is not the name of a header; a place in the JSON is { json = "/a/b" }"""),
         ("remaining = { json = 'usage.total' }", "remaining.json: 'usage.total' is no JSON pointer; write for example"),
-        ("remaining = 'X'\nreset = 'Y'", 'reset: give the form of the time, for example as = "epoch"; known: epoch'),
+        ("remaining = 'X'\nreset = { header = 'Y', as = 'iso' }", "reset.as: 'iso' is not allowed here; "),
         ("units = { header = 'X', pattern = '[0-9]+' }", "units.pattern: the pattern needs a group, (?P<units>[0-9]+)"),
         (
             "remaining = { header = 'X', pattern = '(?P<used>[0-9]+)' }",
