@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import DamagedError
-from quota.common.text import listed, members, show
+from quota.common.text import members, nearest, show
 from quota.errors import UsageError
 from quota.jobs.store.checkpoints import AHEAD_MS
 from quota.jobs.store.file import MAX_COUNT, StoreError, is_time, path_of, store_file
@@ -365,7 +365,7 @@ def records_of(
     """The columns of one table and its records, with times in RFC 3339. Raises UsageError for an unknown table."""
     own = table not in BUILT_IN
     if own and table not in (of_jobs := [name for name, *_ in tables_of(db)]):
-        raise UsageError(f"no table {show(table)} can be exported; there are {listed([*BUILT_IN, *of_jobs])}")
+        raise UsageError(f"no table {show(table)} can be exported; {nearest(table, [*BUILT_IN, *of_jobs])}")
     columns, where = BUILT_IN.get(table, _OF_ROWS)
     if region is not None and ":region" not in where:
         raise UsageError(f"table {table} has no regions; leave out --region")

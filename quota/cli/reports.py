@@ -185,7 +185,7 @@ def spend(
     fields = ["method"] if by is None else list(dict.fromkeys(field.strip() for field in by.split(",")))
     for field in fields:
         if field not in SPEND_FIELDS:
-            raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
+            raise click.UsageError(f"--by has no field {show(field)}; {nearest(field, SPEND_FIELDS)}")
     since_ms = duration_ms("--since", since)
     if bought:
         _show_bought(since, since_ms, job, limit, form, config)

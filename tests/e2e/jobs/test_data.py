@@ -380,7 +380,8 @@ def test_an_export_without_records_says_so_beside_the_data(site: Site) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("export video", "no table 'video' can be exported; there are videos, rankings, channels, history"),
+        ("export video", "no table 'video' can be exported; did you mean 'videos'?"),
+        ("spend --by jb", "--by has no field 'jb'; did you mean 'job'?"),
         ("export channels --region DE", "table channels has no regions; leave out --region"),
         ("export videos --output none/x", "--output 'none/x': No such file or directory"),
         ("place show owm", "has no job 'owm'; did you mean 'own'?"),
