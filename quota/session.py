@@ -60,7 +60,7 @@ class Session(OfOneProcess):
         self._ledger: Log | None = None
         self._budgets: dict[str, Budget] = {}
         self._projects: dict[Identity, Project] = {}
-        self._has_warned = False
+        self.warns_of_projects_left = True
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
         """What each job leaves to others, by project, because the credentials of a project share one budget."""
@@ -176,8 +176,9 @@ class Session(OfOneProcess):
         if self.settings.ledger.file == "":
             return None
         journal = Journal(self._state_folder, identity, keep_ms=longest_ms)
-        if not self._has_warned and not journal.exists:  # a new project may be an older project under a new name
-            self._has_warned = True
+        # A new project may be an older project under a new name.
+        if self.warns_of_projects_left and not journal.exists:
+            self.warns_of_projects_left = False
             for name, until_ms in projects_left(self):
                 why = "it was charged here, and no credential has it any more; if you renamed a credential, "
                 warn("project_left", f'{why}add project = "{name}" to it', project=name, until=rfc3339(until_ms))

@@ -66,6 +66,7 @@ _LEVEL_TONE: dict[Level, Tone] = {"error": "verdict", "warning": "note", "ok": "
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
+    session.warns_of_projects_left = False  # a finding says that
     return ranked(
         [
             *_of_file(session),

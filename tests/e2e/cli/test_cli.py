@@ -356,6 +356,7 @@ def test_the_first_charge_of_a_renamed_credential_warns(quota: Quota) -> None:
     quota.configure(KEYED + RENAMED)
     assert quota("charge", "videos.list", "--credential", "other").stderr == "", "another one"
     quota.configure(KEYED.replace("main", "third"))
+    assert quota("check").stderr == "", "a finding on stdout"
     lines = quota("charge", "videos.list").stderr.splitlines()
     warnings = [line.split(" until=")[0] for line in lines]
     assert warnings == ["quota: project_left project=main", "quota: project_left project=other"]
