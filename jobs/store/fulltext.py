@@ -9,7 +9,7 @@ This module makes each of their characters a word, and searches for several as a
 東京タワー. Forms that Unicode calls compatible are equal: full width and half width, ligatures, a letter with its
 accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
 елка and ёлка, カラ and から, 12 and १२; München is both Munchen and Muenchen. A word with punctuation inside is found
-without it, too: dont and Don't, USA and U.S.A., 10000 and 10,000.
+without it, too, and the reverse: dont and Don't, USA and U.S.A., 10000 and 10,000.
 
 The index knows letters and digits only. So this module repeats each symbol, and each word that ends in +, #, ♭ or %
 or begins with a dot, after the text, in private letters: 🔥, C++, 50% and .NET are words, and `win🔥goal` still has the
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from itertools import groupby
+from itertools import chain, groupby
 
 from quota.errors import UsageError
 
@@ -204,7 +204,7 @@ def query(words: str) -> str:
     terms = text.split()
     if not 1 <= len(terms) <= MAX_WORDS:
         raise UsageError(f"search for 1 to {MAX_WORDS} words, not {len(terms)}")
-    return " ".join(map(_phrase, terms))
+    return " AND ".join(chain.from_iterable(map(_phrases, terms))) or '""'
 
 
 def length_of_last(text: str) -> int:
@@ -218,16 +218,20 @@ def length_of_last(text: str) -> int:
     return len(words[-1]) if re.fullmatch(_UNSPACED, last) else len(last)
 
 
-def _phrase(term: str) -> str:
-    """The query for a term: its words in a row and its words with signs, or its symbols if it has no letters. A dot
-    counts only in front: asp.net also finds asp-net."""
+def _phrases(term: str) -> list[str]:
+    """The queries for a term: its words in a row or joined, and its words with signs, or its symbols if it has no
+    letters. A dot counts only in front: asp.net also finds asp-net."""
     start = _typed(term.rstrip("*"))
     signs = _signs(start)
-    if signs and not re.search(r"[^\W_]", start):
-        return f'"{" ".join(signs)}"'
+    if not re.search(r"[^\W_]", start):
+        return [f'"{" ".join(signs)}"'] if signs else []
     end = '"*' if term.endswith("*") else '"'
     required = [sign for sign in signs if sign[0].isalnum() or (start[0] == "." and sign[-1].isalnum())]
-    return " ".join(f'"{words}{end}' for words in [_words(start).replace('"', '""'), *required])
+    forms = [_words(start).replace('"', '""')]
+    if re.fullmatch(rf"\W*{_JOINED}\W*", start):
+        forms.append(re.sub(r"\W", "", start))
+    either = " OR ".join(f'"{words}{end}' for words in forms)
+    return [f"({either})", *(f'"{sign}{end}' for sign in required)]
 
 
 def _typed(text: str) -> str:

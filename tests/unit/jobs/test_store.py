@@ -244,6 +244,7 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
             ["dont", "wifi", "10000", "hawaii", "צהל", "don't", "usa", "U.S.A."],
             ["510", "fi10", "12", "v12"],
         ),
+        ("email 3D coop; WiFi", ["e-mail -", "3-D", "«Co-op»", "wi-fi", "wi-f*", "e-mail 3-d"], ["em-ai", "e-mai"]),
         ("Die Straße, die Strasse", ["strasse", "straße", "STRASSE", "STRAẞE", "strass*"], ["strase"]),
         ("ÜBER-München, Århus", ["uebermuenchen", "muenchen", "munchen", "MÜNCHEN", "aarhus", "arhus"], ["muench"]),
     ],
