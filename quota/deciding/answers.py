@@ -75,6 +75,9 @@ class Answers:
         # A decision that compared nothing has no numbers.
         each = zip(checklist.checks, outcome.used_units, outcome.caps, strict=False)
         for (limit, cost_units, leave_units, _), used_units, cap_units in each:
+            if limit.paced and cap_units == cost_units and used_units and not charged:
+                # Only an unused window has room for a call that costs more than the pace has released.
+                cap_units = cap(limit, leave_units, 0, outcome.now_ms, granted)
             noun, left_units = limit.view.selector.noun, max(0, cap_units - used_units)
             state = LimitState(limit.name, cost_units, used_units, cap_units, left_units, noun=noun)
             if limit.shadow:
@@ -135,7 +138,8 @@ class Answers:
         n = states.index(held)
         limit, leave_units, window = held.limit, checklist.checks[n].leave_units, held.limit.view.window
         details = []
-        if outcome.caps[n] < held.cap_units and isinstance(window, Calendar):  # only a calendar limit is paced
+        released_units = cap(limit, leave_units, 0, outcome.now_ms, granted)
+        if released_units < held.cap_units and isinstance(window, Calendar):  # only a calendar limit is paced
             details.append(f"of {held.cap_units:,} by the end of the {window.period}")
         if leave_units:
             details.append(f"this job leaves {leave_units:,} to others")

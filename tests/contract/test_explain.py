@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -129,8 +130,9 @@ def test_the_explanation_of_a_refusal_is_true(ledger_url: str, tmp_path: Path, s
 def test_a_refusal_by_a_pace_names_what_the_whole_period_has(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
     world = World(ledger_url, tmp_path, pacing=True, pacific="900")
     world.charge("videos.list", units=560)
-    for job, left in ("", "2 units left of 562, of 900"), ("backfill", "0 units left of 500, of 800"):
-        world.charge("videos.list", units=10, job=job)
+    left_of = ("", "2 units left of 562, of 900"), ("backfill", "0 units left of 500, of 800")
+    for units, (job, left) in product((700, 10), left_of):
+        world.charge("videos.list", units=units, job=job)
         assert head(world).startswith(f"REFUSED: limit 'pacific' had {left} by the end of the day")
     assert " by the end of the day, this job leaves 100 to others; videos.list needs 10 " in head(world)
     world.session.close()

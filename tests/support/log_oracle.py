@@ -328,6 +328,8 @@ class LogOracle:
         for each in asked:
             limit, cost_units, cap_units = each.limit, each.cost_units, self.cap(each, now_ms)
             used_units = self.used_units(limit.view, now_ms)
+            if used_units and not charged:  # then it has no room for one call that costs more than its pace
+                cap_units = min(cap_units, self.cap(each._replace(cost_units=0), now_ms))
             would_refuse = limit.shadow and cost_units > 0 and used_units + cost_units > cap_units
             used_units += cost_units if charged else 0
             left_units = max(0, cap_units - used_units)
