@@ -36,7 +36,7 @@ import copy
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ from quota.common.text import describe, listed, many, members, show
 from quota.jobs.attempts import ATTEMPTS, Attempts, Failure, Interrupted, ends_program, longest_step_ms, refusal_of
 from quota.jobs.endings import RegionOutcome, failed_report, keep, refused_report, skipped
 from quota.jobs.job import Page, RunReport, functions_of, job_called, left_out_by, line_of, pages_of, regions_of
-from quota.jobs.lock import Covers, Lock, note_covers, only_one
+from quota.jobs.lock import POLL_S, Covers, Lock, note_covers, only_one
 from quota.jobs.places import Hold, checkpoints_of, release, work_of
 from quota.jobs.progress import Watcher
 from quota.jobs.store.checkpoints import Checkpoint, ended_at
@@ -92,8 +92,8 @@ class RunOptions(NamedTuple):
 def run_job(session: Session, name: str, how: RunOptions | None = None) -> RunReport:
     """Run the job called `name` once, and report how it ended. The session's clock dates stored data.
 
-    If another run of the job on this machine covers other regions, this run waits for its end: at most the job's
-    `misfire_grace`, which begins with the tick.
+    If another run of the job on this machine covers other regions, or another thread runs a job over this session, this
+    run waits for its end: at most the job's `misfire_grace`, which begins with the tick.
     Raises UsageError for an unknown job or region, and ConfigError for an unusable function or lock.
     """
     return _Start(session, job_called(session.settings, name), how or RunOptions()).run()
@@ -145,13 +145,27 @@ class _Start:
         return (self.whole and self.before.whole) or {*self.due} <= {*self.before.regions}
 
     def _locked(self, lock: Lock) -> RunReport:
-        """Hold the regions that are still due, as soon as no run of another job uses this budget."""
-        with self.session.listening[self.job.credential], self._open_store() as store:
+        """Hold the regions that are still due, as soon as no other thread's run uses this budget."""
+        with self._listening() as listening, self._open_store() as store:
+            if not listening:
+                return self._missed()
             due = self._still_due(store)
             if self.before and not due:
                 return RunReport(self.session.run, self.job.name, "overlap", why="another run has covered it meanwhile")
             with Hold(self.session, self.job, store, lock, longest_step_ms(self.job), self.how.tick) as hold:
                 return self._held(store, lock, hold, due)
+
+    @contextmanager
+    def _listening(self) -> Iterator[bool]:
+        """Whether this run may use the budget: another thread may run a job, and perhaps wait for this run."""
+        lock = self.session.listening[self.job.credential]
+        while not (taken := lock.acquire(timeout=POLL_S)) and elapsed_s() < self.until_s and not self.how.stop():
+            pass
+        try:
+            yield taken
+        finally:
+            if taken:
+                lock.release()
 
     def _held(self, store: Store, lock: Lock, hold: Hold, due: Sequence[str]) -> RunReport:
         """Claim the regions, and cover those that the run gets: as many as are due."""
@@ -205,8 +219,8 @@ class _Start:
             return RunReport(self.session.run, self.job.name, "overlap", why=why)
         with self._open_store() as store:
             regions, number = self.due if self.how.tick is None else (), self.how.stop()
-            why = f"{', '.join(regions)} not fetched" if regions else "nothing fetched"
-            why += ": another run of the job has not ended"
+            why = f"{', '.join(regions)} not fetched" if any(regions) else "nothing fetched"
+            why += f": {'another run of the job' if self.before else 'a run of another job'} has not ended"
             if number:
                 why, status = f"interrupted; {why}", 128 + number
             else:

@@ -826,6 +826,16 @@ def test_runs_of_two_jobs_over_one_session_keep_their_numbers_apart(bench: Bench
     assert ends == [(1, 1, "stopped"), (2, 2, "done")]
 
 
+def test_a_run_waits_for_no_other_thread_beyond_its_grace(bench: Bench) -> None:
+    """That thread may wait for this run."""
+    bench.configure(regions=["US"], pages=1, more='[jobs.u]\nfetch = "trending"\nmisfire_grace = "1ms"')
+    watcher, inner = Watcher(), []
+    with quota.open(bench.config) as session, ThreadPoolExecutor() as pool:
+        watcher.page = lambda _: inner.append(pool.submit(run_job, session, "u").result(9))  # type: ignore[method-assign]
+        assert run_job(session, "t", RunOptions(watcher=watcher)).outcome == "done"
+    assert inner[0].why.startswith("nothing fetched: a run of another job has not ended within misfire_grace (1ms)")
+
+
 def test_a_region_whose_turn_does_not_come_is_named(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.configure(more='misfire_grace = "1ms"', regions=["US", "GB"], pages=1)
     bench.upstream.fault("hang", ms=300_000)
