@@ -176,8 +176,8 @@ def _percent(_: click.Context, param: click.Parameter, value: str | None) -> int
 def emulate(listen_at: Listen, port: int | None, **options: Any) -> None:
     """Serve an emulator of the upstream API on loopback, for development without spending quota.
 
-    It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that it received. It
-    also emulates Cloud Monitoring, for `quota reconcile`. SIGTERM and Ctrl-C end it.
+    It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that it received.
+    SIGTERM and Ctrl-C end it.
 
     \b
     Example:

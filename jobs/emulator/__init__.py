@@ -4,7 +4,7 @@
     server.py       HTTP, and Emulator: identifies callers, counts and answers their calls
     api.py          the methods of the API, over a catalogue
     catalogue.py    the listed resources: generated from `words.toml`, or read from saved pages
-    usage.py        counts units by project, bucket and day; Cloud Monitoring, which shows these counts
+    usage.py        counts units by project, bucket and day
     demo.toml       the configuration of `quota demo`
     replies.py      replies: upstream's errors in its own words (`errors.toml`), its resources in their shape
                     (`resources.toml`)

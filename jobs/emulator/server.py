@@ -10,8 +10,6 @@ quota therefore does not make a request free. The emulator does not count a requ
 to a connection that had already closed, because nobody read it. A client that charges each attempt may
 therefore book more than the emulator counts, but never less.
 
-The emulator also serves calls of Cloud Monitoring, and does not count them: they spend no units.
-
 A request without a usable key counts as a request, but is charged to no project. The emulator accepts
 any key and any token that does not start with "invalid" or "disabled", in Google's places: a key in the
 header X-Goog-Api-Key or the query's `key`, a token as a bearer or as `access_token`. A secret is a key if
@@ -45,7 +43,7 @@ from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
 from quota.jobs.emulator.catalogue import GeneratedCatalogue, RecordedCatalogue
 from quota.jobs.emulator.replies import Json, Rejected, Reply
-from quota.jobs.emulator.usage import TIME_SERIES_OF, UNKNOWN, Allocation, Charge, Meter, time_series
+from quota.jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 _GZIP_ABOVE_BYTES = 1024
@@ -201,8 +199,7 @@ class Emulator:
     `port` 0 takes a free port. `recorded` is a folder of saved pages to serve instead of generated
     ones (ValueError when it holds none). `quota` is the number of units that each project has per
     day in the bucket `units`. `projects` maps keys to projects; any other key is a project of its
-    own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight. It
-    serves Cloud Monitoring too (see `quota.jobs.emulator.usage`).
+    own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight.
     Each answer comes `delay_ms` late. `errors_percent` of the calls get a 503, spread evenly.
     """
 
@@ -267,22 +264,11 @@ class Emulator:
     def _serve(self, request: Request) -> Reply:
         if request.path == "/emulator/usage":
             return Reply(200, self.usage())
-        monitoring = TIME_SERIES_OF.fullmatch(request.path)
-        if monitoring is None or request.verb != "GET":
-            return self._serve_call(request)
-        return self._serve_monitoring(request, monitoring[1])
+        return self._serve_call(request)
 
     def _serve_call(self, request: Request) -> Reply:
         method, charge = self._arrive(request)
         return self._answer(request, method, charge)
-
-    def _serve_monitoring(self, request: Request, project: str) -> Reply:
-        """Answer Cloud Monitoring's timeSeries.list from the emulator's own count."""
-        token = _token(request.params, request.headers)
-        if not token or not self._is("token", token):
-            return replies.error("401 authError")
-        with self._lock:
-            return time_series(request.params, project, self._meter)
 
     def _arrive(self, request: Request) -> tuple[str, Charge | Reply]:
         """Count and charge a call before anything else. Returns its method, and its charge, or upstream's answer if

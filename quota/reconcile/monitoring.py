@@ -213,7 +213,7 @@ def _http(credential: CredentialSettings) -> Any:
     root = credential.endpoint or ADDRESS
     if credential.auth_ref is not None:
         credentials = login_of(credential, [SCOPE])
-    elif is_loopback(urlsplit(root).hostname or ""):  # the emulator accepts any account
+    elif is_loopback(urlsplit(root).hostname or ""):  # a server of tests accepts any account
         credentials = bearer("emulated")
     else:
         raise ConfigError(

@@ -13,8 +13,8 @@ import pytest
 
 from quota import __all__ as public_names
 from quota.cli.program import cli
-from quota.jobs.emulator import Emulator
 from support.commands import Quota
+from support.emulator import Emulator
 from support.pages import WARNINGS_ARE_ERRORS, differs, try_page
 from support.servers import RedisServer, free_port
 

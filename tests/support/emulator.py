@@ -1,4 +1,4 @@
-"""The emulator, and what only tests ask of it: faults, batches of calls, and uploads in pieces.
+"""The emulator, and what only tests ask of it: faults, batches of calls, uploads in pieces, and Cloud Monitoring.
 
     with Emulator() as upstream:
         upstream.fault("status", status=503, method="videos.list", after=2)
@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
@@ -30,6 +30,7 @@ from quota.jobs.emulator.api import Call, is_upload
 from quota.jobs.emulator.replies import Json, Rejected, Reply
 from quota.jobs.emulator.server import Request, encode_body, json_object, make_request
 from quota.jobs.emulator.usage import Charge, Meter
+from support import monitoring
 
 _BATCH_PATHS = ("/batch", "/batch/youtube/v3")
 
@@ -319,9 +320,11 @@ class _Meter(Meter):
         super().__init__(*arguments)
         self.free: Counter[str] = Counter()
         self._charges: list[Charge] = []
+        self._made: list[tuple[int, str]] = []  # when each call came, and its method
 
     def charge(self, project: str, method: str) -> Charge:
         self._charges.append(super().charge(project, method))
+        self._made.append((self.now_ms(), method))
         return self._charges[-1]
 
     def usage(self) -> dict[str, Any]:
@@ -338,12 +341,14 @@ class _Meter(Meter):
     def _sums(self, charges: Sequence[Charge]) -> dict[str, int]:
         return {bucket: sum(c.units for c in charges if c.bucket == bucket) for bucket in self.quota_units}
 
-    def exhaust(self, method: str, charge: Charge) -> Charge:
+    def time_series(self, params: Mapping[str, str], project: str) -> Json:
+        made = zip(self._made, self._charges, strict=True)
+        covered = [monitoring.Covered(*call, charge) for call, charge in made if not charge.refused]
+        return monitoring.time_series(params, project, covered, self.quota_units, self.now_ms())
+
+    def exhaust(self, charge: Charge) -> Charge:
         """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
-        project, bucket, units, refused = charge
-        self.used_today()[project, bucket] = self.quota_units[bucket]
-        if not refused:
-            self._note(project, method, bucket, -units)
+        self.used_today()[charge.project, charge.bucket] = self.quota_units[charge.bucket]
         self._charges[-1] = charge._replace(refused=True)
         return self._charges[-1]
 
@@ -377,6 +382,8 @@ class Emulator(emulator.Emulator):
             return self._serve_batch(request)
         if request.verb == "PUT" and is_upload(request.path) and "upload_id" in request.params:
             return self._serve_chunk(request)
+        if (project := monitoring.PATH.fullmatch(request.path)) is not None:
+            return self._serve_monitoring(request, project[1])
         return super()._serve(request)
 
     def _serve_call(self, request: Request) -> Reply:
@@ -389,7 +396,7 @@ class Emulator(emulator.Emulator):
             bucket = charge.bucket if isinstance(charge, Charge) else None
             fault = strike(self._faults, method, request.params.get("regionCode"), bucket, kinds)
             if fault is not None and fault.kind == "exhaust" and isinstance(charge, Charge):
-                charge = self._meter.exhaust(method, charge)
+                charge = self._meter.exhaust(charge)
         return method, charge, fault
 
     def _serve_with_faults(self, request: Request, kinds: frozenset[str]) -> Reply:
@@ -406,7 +413,10 @@ class Emulator(emulator.Emulator):
         fault = self._strike_free("monitoring", MONITORING)
         if project.startswith("denied"):
             return replies.error("permission_denied", project=project)
-        return _struck(fault, request, partial(super()._serve_monitoring, request, project))
+        if not request.headers.get("Authorization", "").startswith("Bearer "):
+            return replies.error("401 authError")
+        with self._lock:
+            return _struck(fault, request, lambda: Reply(200, self._meter.time_series(request.params, project)))
 
     def _strike_free(self, kind: str, method: str) -> Fault | None:
         with self._lock:

@@ -190,36 +190,3 @@ def test_reconcile_exits_69_without_the_ledger(quota: Quota, upstream: Emulator)
     configure(quota, upstream, url=f"redis://127.0.0.1:{free_port()}/0")
     assert "cannot be reached" in one_line(quota("reconcile"), 69)
     assert upstream.usage()["free"] == {}
-
-
-def asked(
-    upstream: Emulator, query: str, *, project: str = "p", bearer: str | None = "t"
-) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection(upstream.address.removeprefix("http://"), timeout=300)
-    headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
-    connection.request("GET", f"/v3/projects/{project}/timeSeries?{query}", headers=headers)
-    answer = connection.getresponse()
-    body = json.loads(answer.read())
-    connection.close()
-    return answer.status, body
-
-
-FILTER = "filter=metric.type%3D%22serviceruntime.googleapis.com/quota/rate/net_usage%22"
-INTERVAL = "interval.startTime=2020-01-01T00:00:00Z&interval.endTime=2999-01-01T00:00:00Z"
-
-
-def test_the_emulator_refuses_what_upstream_would(upstream: Emulator) -> None:
-    good = f"{FILTER}&{INTERVAL}"
-    assert asked(upstream, good) == (200, {"unit": "1"})
-    assert asked(upstream, good, bearer=None)[0] == 401
-    assert asked(upstream, good, bearer="invalid-token")[0] == 401
-    assert asked(upstream, good, project="denied-one")[0] == 403
-    for query in (
-        "",
-        INTERVAL,
-        FILTER,
-        f"{FILTER}%20OR%20x&{INTERVAL}",
-        f"{FILTER}&interval.startTime=soon&interval.endTime=2999-01-01T00:00:00Z",
-        f"{FILTER}&interval.startTime=2020-01-02T00:00:00Z&interval.endTime=2020-01-01T00:00:00Z",
-    ):
-        assert asked(upstream, query)[0] == 400, query
