@@ -239,7 +239,6 @@ def examine(session: Session, *, call: bool = False, notify: bool = False) -> li
     for book in _books(session):
         fine = Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
         findings += list(ageing(book, host_clock())) or [fine]
-    findings += _inbound(session.settings)
     findings += _state_folder()
     findings += _journals(session)
     findings += _allowances(session)
@@ -313,29 +312,6 @@ def _missing(session: Session, names: list[str]) -> Iterator[Finding]:
         yield warning("ledger", lost, f"{_needs_after(journals)}; find out who deleted or moved the file")
     else:
         yield Finding("ok", "ledger", f"{label} is not there yet; the first charge makes it")
-
-
-def _inbound(settings: Settings) -> Iterator[Finding]:
-    """The storage of the application's own rate limits, if there are any."""
-    if settings.inbound is None:
-        return
-    from quota.inbound.configured import rules_of
-    from quota.inbound.metrics import read_report
-    from quota.inbound.rules import is_there, opened
-
-    try:
-        if (rules := rules_of(settings)) is None:
-            return
-        if not is_there(rules):
-            yield Finding("ok", "inbound storage", "it is not there yet; the first request makes it")
-            return
-        _, storage = opened(rules)
-        read_report(storage, rules.rules)
-        yield Finding("ok", "inbound storage", f"{storage.label} answers")
-    except ConfigError:  # `lint` reports it
-        return
-    except QuotaError as error:
-        yield finding_of("error", "inbound storage", error)
 
 
 def _state_folder() -> Iterator[Finding]:

@@ -247,12 +247,8 @@ def test_doctor_reports_a_silent_server(command: Quota, server: RedisServer) -> 
     assert command("charge", "videos.list", "--config", "other.toml").returncode == 0
     expect(command, "project research", "warning", f"{command.folder}/other.toml owes 1 unit that it")
     expect(command, "ledger", "error", "cannot be reached")
-    limits = f'[inbound]\nurl = "{server.url}"\n[inbound.all]\nlimit = 9\nwindow = "1m"\n'
-    (command.folder / "inbound.toml").write_text(limits, encoding="utf-8")
-    expect(command, "inbound storage", "error", "cannot be reached", args=("--config", "inbound.toml"))
     server.start()
     expect(command, "ledger", "ok", f"(median of {PEEKS} peeks)")
-    expect(command, "inbound storage", "ok", "answers", args=("--config", "inbound.toml"))
 
 
 def test_doctor_names_charges_that_were_lost_and_put_back(command: Quota, server: RedisServer) -> None:
