@@ -39,7 +39,7 @@ from quota.jobs.job import (
     sink_to_look_at,
 )
 from quota.jobs.lock import is_running, made_lock
-from quota.jobs.places import away_now, checkpoints_of, runs_on, work_of
+from quota.jobs.places import away_now, checkpoints_of, runs_on
 from quota.jobs.store.checkpoints import Checkpoint, by_rotation, is_stale
 from quota.jobs.store.file import StoreError, lack_of_space
 from quota.jobs.store.runs import UNFINISHED
@@ -152,14 +152,8 @@ def store(settings: Settings, location: str = "store.url", remedy: str = "correc
         for job in settings.jobs.values():
             try:
                 made.check_keys(job, declared=True)
-                did = made.jobs_of(work_of(settings, job), job.regions or ("",))
             except StoreError as error:
                 yield finding_of("error", f"jobs.{job.name}.tables", error)
-                continue
-            for name in () if job.name in did else did.keys() - settings.jobs.keys():
-                if did[name]:
-                    message = f"it begins anew; the store keeps an unfinished round of {name!r}, which did the same"
-                    yield warning(f"jobs.{job.name}", message, "rename it back to go on there")
 
 
 def _fault_of_store(settings: Settings, *, here: bool) -> tuple[Level, str] | None:

@@ -227,15 +227,6 @@ class Store(AbstractContextManager["Store"]):
         """Where the job stands in each of these regions, in their order."""
         return self._read(lambda db: [read_checkpoint(db, job, region, work) for region in regions])
 
-    def jobs_of(self, work: str, regions: Sequence[str]) -> dict[str, bool]:
-        """The jobs that did this work in some of these regions, and whether a round of each is unfinished there."""
-        sql = (
-            "SELECT job, max(pending OR cursor IS NOT NULL) FROM checkpoints"
-            " WHERE work = ? AND region IN (SELECT value FROM json_each(?)) GROUP BY job"
-        )
-        rows = self._read(lambda db: db.execute(sql, (work, json.dumps(regions))).fetchall())
-        return {str(job): bool(unfinished) for job, unfinished in rows}
-
     def stand(self, places: Sequence[tuple[Checkpoint, Sequence[bytes]]]) -> None:
         """Replace the store's checkpoints by these, each with digests of the cursors of its pass. If another machine
         went on with a pass, its rankings here are deleted: they would have a hole."""

@@ -486,10 +486,6 @@ def test_places_show_the_next_page_and_are_reset_one_by_one(site: Site) -> None:
     [shown] = site.quota.json("place", "show", "own", "DE", "--json")["places"]
     assert (shown["pages"], shown["cursor"], shown["pending"]) == (1, {"at": 1}, True)
     assert '  cursor {"at": 1}' in site.quota("place", "show", "own").stdout
-    text = site.config.read_text()
-    site.config.write_text(text.replace("[jobs.own]", "[jobs.renamed]"))
-    assert "jobs.renamed: it begins anew; the store keeps an unfinished round of 'own'" in site.quota("check").stdout
-    site.config.write_text(text)
     assert site.quota("place", "reset", "own", "DE").stdout == "own begins anew with the next run, in DE\n"
     assert [each["pages"] for each in site.quota.json("place", "list", "--json")["places"]] == [2, 0]
     assert len(site.rows("SELECT 1 FROM rows")) == 3, "what is stored stays"
