@@ -513,6 +513,9 @@ def _admits(refusal: RefusalExplained) -> Iterator[str]:
     if kept.reason == "clock":
         yield f"It would have been admitted with clocks that agree: {SET_THE_CLOCK}."
         return
+    if kept.reason == "ledger-unavailable":
+        yield "A larger allowance may admit such a call without the ledger: `unavailable` of [ledger]."
+        return
     if not refusal.admits:
         yield "No change of the configuration is known that would have admitted it."
         return
@@ -535,8 +538,6 @@ _SETTINGS = {
     "pace": "limit {name!r} without pacing",
     "price": "{name} at {cost} instead of {was_units:,}",
     "reopen": "bucket {name} open: `quota reopen {name} --because TEXT`, if upstream has quota again",
-    "max_cost": "[ledger] unavailable: max_cost = {units:,} instead of {was_units:,}",
-    "allowance": "[ledger] unavailable: allowance = {units:,} instead of {was_units:,}",
 }
 """Each kind of `Setting`, in words."""
 

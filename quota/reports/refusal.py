@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 
 from quota.budget import Budget, project_of
 from quota.common.clock import NEVER, rfc3339, stamp
-from quota.common.text import members, one_line
+from quota.common.text import members
 from quota.deciding.decide import decide
 from quota.deciding.history import whole_since_ms
 from quota.deciding.project import Project
-from quota.decision import Allowance, Decision, LimitState
+from quota.decision import Decision, LimitState
 from quota.errors import UsageError
 from quota.reports.spending import KeptRefusal, counted, entries_of_window, read_refusals
 from quota.reports.status import reserved_of
@@ -33,8 +33,6 @@ from quota.rules.retry import LimitAtCall, room_at
 from quota.rules.spent import spent
 from quota.rules.total import total_of
 from quota.session import Session, budgets_of, projects_of
-from quota.settings.lint import exceeded_headrooms
-from quota.terms.arguments import machine_name
 from quota.terms.costs import CostBook, upstream_grant
 from quota.terms.limits import MAX_UNITS, SLACK_MS, Calendar, Limit, Selector, View, cutoff, leaves_at
 
@@ -100,12 +98,12 @@ class Expiry(NamedTuple):
 
 class Setting(NamedTuple):
     """One setting of a change: the number of a `limit`, its `headroom`, what the job leaves of it (`leave`), its `pace`
-    (0: none), the `price` of the method, a reopened bucket (`reopen`), or the allowance's `max_cost` and `allowance`.
+    (0: none), the `price` of the method, or a reopened bucket (`reopen`).
 
     `upstream_units` is upstream's grant in such a window or a longer one; 0: not known.
     """
 
-    kind: Literal["limit", "headroom", "leave", "pace", "price", "reopen", "max_cost", "allowance"]
+    kind: Literal["limit", "headroom", "leave", "pace", "price", "reopen"]
     name: str
     units: int
     was_units: int
@@ -260,7 +258,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     if expiring is not None and expiring in compared:
         expiries = _expiries(project, compared[expiring], rooms_ms.get(expiring), asked_ms)
     exhaustion, granted_units = _exhaustion(budget, kept, limits.values())
-    admits, admitted_today = changes_that_admit(session, budget, kept)
+    admits, admitted_today = changes_that_admit(budget, kept)
     return RefusalExplained(
         kept=kept,
         asked_ms=asked_ms,
@@ -433,15 +431,13 @@ class _Met(NamedTuple):
         return self._replace(limit=replace(self.limit, **terms))  # type: ignore[arg-type]  # the fields of a Limit
 
 
-def changes_that_admit(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change, ...], bool]:
+def changes_that_admit(budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change, ...], bool]:
     """The changes that would each have admitted the call alone; and whether today's configuration would have.
 
     Each change is the smallest of its kind. A search tries values with the comparison of a decision, the numbers of the
     refusal, and upstream's grants of today.
     """
-    if kept.reason == "ledger-unavailable":
-        return _allowances(session, budget, kept), False
-    if kept.reason in ("clock", "counting") or kept.limits_left_out:
+    if kept.reason in ("ledger-unavailable", "clock", "counting") or kept.limits_left_out:
         return (), False
     limits = {limit.name: limit for limit in budget.limits_of(kept.job)}
     if not kept.closed_by_upstream and kept.refused_by not in limits:
@@ -527,24 +523,3 @@ def _least(enough: Callable[[int], bool], low: int, high: int) -> int | None:
     """The least number above `low`, and at most `high`, that is enough; None if `high` is not. `low` is not enough."""
     least = bisect_left(range(high + 1), True, lo=low + 1, key=enough)
     return least if least <= high else None
-
-
-def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Change, ...]:
-    """The allowance that would have admitted the call without the ledger. Only the machine that was refused knows what
-    it had drawn."""
-    project = project_of(budget)
-    if kept.machine != one_line(machine_name())[:64] or project.journal is None:
-        return ()
-    allowed = session.settings.ledger.unavailable or Allowance(0, 0)
-    most, allowance = allowed.max_cost_units, allowed.allowance_units
-    drawn = [draw.entry for draw in project.journal.draws.drawn(kept.at_ms, project.longest_ms)]
-    needed = sum(entry.units for entry in drawn if entry.id[0] <= kept.at_ms) + kept.cost_units
-    settings = []
-    if most < kept.cost_units:
-        if kept.calls > 1:
-            return ()  # the cost of the dearest call is not known
-        settings.append(Setting("max_cost", "", kept.cost_units, most))
-    if allowance < needed:
-        settings.append(Setting("allowance", "", needed, allowance))
-    larger = allowed._replace(max_cost_units=max(most, kept.cost_units), allowance_units=max(allowance, needed))
-    return (tuple(settings),) if settings and not any(exceeded_headrooms(session.settings, larger)) else ()
