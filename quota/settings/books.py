@@ -452,8 +452,6 @@ def as_written(window: Window) -> str:
     keys = [f'calendar = "{window.period}"', f'zone = "{window.zone}"']
     if window.day != 1:
         keys.append(f"day = {window.day}")
-    if window.starts != "monday":
-        keys.append(f'starts = "{window.starts}"')
     return f"{{ {', '.join(keys)} }}"
 
 

@@ -39,7 +39,7 @@ from quota.settings.toml import (
 )
 from quota.terms.api import Field, Form, Hosts, Refill
 from quota.terms.costs import MAX_PARTS
-from quota.terms.limits import LAST_DAY, PERIODS, WEEKDAYS, Calendar, Sliding
+from quota.terms.limits import LAST_DAY, PERIODS, Calendar, Sliding
 
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
@@ -81,7 +81,6 @@ CALENDAR = Keys(
         "calendar": Text("The period.", choices=PERIODS, required=True),
         "zone": Text("The time zone of the period, such as America/Los_Angeles.", required=True),
         "day": Whole("The day on which a month begins.", default=1, maximum=LAST_DAY),
-        "starts": Text("The weekday on which a week begins.", choices=WEEKDAYS, default="monday"),
     }
 )
 
@@ -89,7 +88,7 @@ CALENDAR = Keys(
 @dataclass(eq=False, repr=False)
 class WindowKind(Either):
     """A duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`. A month may have the `day`
-    on which it begins, a week the weekday on which it `starts`."""
+    on which it begins."""
 
     kinds: tuple[Kind, ...] = (Span(), Table(keys=CALENDAR))
 
@@ -104,12 +103,11 @@ class WindowKind(Either):
         if isinstance(window, int):
             return Sliding(window)
         period = window.read("calendar")
-        for name, of in (("day", "month"), ("starts", "week")):
-            if name in window and period != of:
-                raise window.error(f'only calendar = "{of}" has it; remove this key', name)
-        zone, day, starts = window.read("zone"), window.read("day"), window.read("starts")
+        if "day" in window and period != "month":
+            raise window.error('only calendar = "month" has it; remove this key', "day")
+        zone, day = window.read("zone"), window.read("day")
         with window.blamed("zone"):
-            return Calendar(period, zone, day, starts)
+            return Calendar(period, zone, day)
 
 
 LIMIT = Keys(

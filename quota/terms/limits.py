@@ -35,11 +35,9 @@ UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|m|h|d)")
 
 Period = Literal["quarter-hour", "hour", "day", "week", "month"]
-Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 Count = Literal["units", "calls"]
 
 PERIODS: tuple[Period, ...] = get_args(Period)
-WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
 LAST_DAY = 31
 
 PERIOD_MS = {
@@ -96,37 +94,30 @@ class Sliding:
 class Calendar:
     """The current quarter of an hour, hour, day, week or month in a named zone. Upstream itself counts by such periods.
 
-    Days have 23, 24 or 25 hours; the edges come from the time zone database. A week begins on the weekday `starts`. A
-    month begins on its `day`, like a billing period, or on its last day if it has no such day. Raises ValueError.
+    Days have 23, 24 or 25 hours; the edges come from the time zone database. A week begins on Monday, a month
+    on its `day`, like a billing period, or on its last day if it has no such day. Raises ValueError.
     """
 
     period: Period
     zone: str
     day: int = 1
-    starts: Weekday = "monday"
 
     def __post_init__(self) -> None:
         if self.period not in PERIODS:
             raise ValueError(f"{self.period!r} is not a calendar period; use {', '.join(PERIODS)}")
         load_zone(self.zone)
         object.__setattr__(self, "day", whole(self.day, "as the day of a month: that", 1, LAST_DAY))
-        if self.starts not in WEEKDAYS:
-            raise ValueError(f"{self.starts!r} is not a weekday; use {', '.join(WEEKDAYS)}")
         if self.day != 1 and self.period != "month":
             raise ValueError(f"a {self.period} has no `day` to begin on; only a month has")
-        if self.starts != "monday" and self.period != "week":
-            raise ValueError(f"a {self.period} has no weekday on which it `starts`; only a week has")
 
     @property
     def name(self) -> str:
-        """The window in view names: `day@UTC`, `week-sunday@UTC`, `month-15@UTC`."""
+        """The window in view names: `day@UTC`, `month-15@UTC`."""
         return f"{self.kind}@{self.zone}"
 
     @property
     def kind(self) -> str:
         """The period, and its start if that is not the first day."""
-        if self.starts != "monday":
-            return f"{self.period}-{self.starts}"
         return self.period if self.day == 1 else f"{self.period}-{self.day}"
 
     @property
@@ -137,8 +128,7 @@ class Calendar:
 
     def spelled_out(self) -> str:
         """For sentences, after "each" or "the": `month from day 15 on in UTC`."""
-        begins = f" from {self.starts.title()} on" if self.starts != "monday" else ""
-        begins = f" from day {self.day} on" if self.day != 1 else begins
+        begins = f" from day {self.day} on" if self.day != 1 else ""
         return f"{self.period}{begins} in {self.zone}"
 
     def edges(self, now_ms: int) -> Edges:
@@ -242,7 +232,7 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
         case "day":
             day += timedelta(days=later)
         case "week":
-            day += timedelta(days=7 * later - (day.weekday() - WEEKDAYS.index(calendar.starts)) % 7)
+            day += timedelta(days=7 * later - day.weekday())
         case "month":
             before = day < _in_month(day.year * 12 + day.month - 1, calendar.day)
             day = _in_month(day.year * 12 + day.month - 1 - before + later, calendar.day)

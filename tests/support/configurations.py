@@ -83,7 +83,7 @@ limits = [
   { name = "part", quota = 10_000, headroom = "5%", window = "1h", per = "job", bucket = ["units"] },
   { name = "paced", units = 9_000, window = { calendar = "month", zone = "UTC", day = 15 }, pacing = true },
   { name = "search", units = 4_000, window = "7d", methods = ["search.list"], jobs = ["trending"] },
-  { name = "week", units = 9_000, window = { calendar = "week", zone = "UTC", starts = "sunday" } },
+  { name = "week", units = 9_000, window = { calendar = "week", zone = "UTC" } },
 ]
 [jobs.trending]
 credential = "main"

@@ -82,7 +82,7 @@ MONTHLY = Pace(
         Calendar("day", SANTIAGO),
         Sliding(7 * DAY_MS),
         Calendar("week", LOS_ANGELES),
-        Calendar("week", LORD_HOWE, starts="sunday"),
+        Calendar("week", LORD_HOWE),
         Sliding(30 * DAY_MS),
         Calendar("month", LOS_ANGELES),
         Calendar("month", SANTIAGO, 31),

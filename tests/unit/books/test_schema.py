@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from quota.common.files import read_text
 from quota.settings.books import book_and_tables, book_names
 from quota.terms.api import VERBS, Form
-from quota.terms.limits import PERIODS, WEEKDAYS
+from quota.terms.limits import PERIODS
 
 TEXT = read_text("quota.config", "costs/schema.json")
 SCHEMA = json.loads(TEXT)
@@ -26,7 +26,7 @@ def test_the_cost_book_schema_is_valid() -> None:
 
 def test_each_choice_is_the_readers() -> None:
     enums = [json.loads(choices) for choices in re.findall(r'"enum": (\[[^]]*\])', TEXT)]
-    assert enums == [[*PERIODS], [*WEEKDAYS], [*get_args(Form)]], "write them into config/costs/schema.json"
+    assert enums == [[*PERIODS], [*get_args(Form)]], "write them into config/costs/schema.json"
     assert f"({'|'.join(VERBS)}) " in TEXT, "write VERBS into config/costs/schema.json"
 
 

@@ -50,7 +50,6 @@ TEXTS = {
     "count": ("units", "units "),
     "per": ("job", "jobs"),
     "calendar": ("month", "year"),
-    "starts": ("friday", "Friday"),
     "ssl_cert_reqs": ("none", "optional"),
     "machines": ("one", "two", 1, 0, 1_001),
     "algorithm": ("counter", "gcra2"),
