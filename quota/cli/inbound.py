@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from quota.cli.options import Group, Options, limit_option, shared
-from quota.cli.output import print_as, print_parts, say, unwound
+from quota.cli.output import print_as, print_parts, say
 from quota.common.clock import moment, rfc3339
 from quota.common.text import members, nearest, show
-from quota.errors import QuotaError, StorageAway
+from quota.errors import QuotaError
 from quota.inbound.configured import load_rules
-from quota.inbound.contract import Storage
 from quota.inbound.deciding import Outcome
-from quota.inbound.metrics import Report, exposition, read_report
+from quota.inbound.metrics import Report, read_report
 from quota.inbound.rules import Rule, is_there, opened
-from quota.reports.metrics import file_name, write_file
 from quota.terms.limits import format_duration
 from quota.wording import Table
 
@@ -39,12 +37,11 @@ def inbound() -> None:
 
 
 @inbound.command(short_help="Show each rule and how its requests ended.")
-@shared(Options.textfile, Options.format, Options.config)
-def status(textfile: str | None, form: str, config: str | None) -> None:
+@shared(Options.format, Options.config)
+def status(form: str, config: str | None) -> None:
     """Show each rule, how its requests ended, and how many identities it counts.
 
-    Your application's workers store their counts every 10 s. If the storage does not answer, the exit status is 69,
-    and --textfile writes only the metric quota_inbound_storage_up, with the value 0.
+    Your application's workers store their counts every 10 s. If the storage does not answer, the exit status is 69.
 
     \b
     Example:
@@ -53,12 +50,7 @@ def status(textfile: str | None, form: str, config: str | None) -> None:
     """
     rules, storage = opened(load_rules(config))
     nothing_yet = Report({}, dict.fromkeys((rule.name for rule in rules.rules), 0))
-    try:
-        report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet
-    except StorageAway:
-        _write(textfile, storage, exposition(None))
-        raise
-    _write(textfile, storage, exposition(report))
+    report = read_report(storage, rules.rules) if is_there(rules) else nothing_yet
     data = {"storage": storage.label, "rules": [_as_json(rule, report) for rule in rules.rules]}
     if not print_as(form, data, parts=[_table(rules.rules, report)]):
         say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
@@ -112,17 +104,6 @@ def rotate(form: str, config: str | None) -> None:
     from_ms = storage.rotate()
     if not print_as(form, {"storage": storage.label, "from": rfc3339(from_ms)}):
         say(f"identities get new names in windows that begin at {moment(from_ms)} or later")
-
-
-def _write(folder: str | None, storage: Storage, text: str) -> None:
-    """Write the metrics into a file named after the storage, so that two applications can share a collector."""
-    if folder is None:
-        return
-    try:
-        with unwound():
-            write_file(folder, file_name("inbound", storage.label), text)
-    except OSError as error:
-        raise QuotaError(f"{show(folder)} cannot be written: {error.strerror}; name an existing folder") from None
 
 
 def _as_json(rule: Rule, report: Report) -> dict[str, object]:

@@ -113,7 +113,6 @@ COMMANDS = (
     "runs",
     "search live",
     "inbound status",
-    "inbound status --textfile .",
     "inbound top counted",
     "inbound top logged",
     "inbound top paced",

@@ -277,7 +277,7 @@ with temporary_folder("copies"):
 """
 
 
-@pytest.mark.parametrize("words", ["", "init new.toml", "ledger scripts .", "inbound status --textfile ."])
+@pytest.mark.parametrize("words", ["", "init new.toml", "ledger scripts ."])
 def test_a_signal_leaves_no_unfinished_file_and_no_copy(quota: Quota, words: str) -> None:
     quota.configure(f"{SMALL}[inbound.default]\nlimit = 6\nwindow = '60s'\n")
     assert quota(*words.split(), script=ENDED, TMPDIR=str(quota.folder)).returncode == 143

@@ -70,7 +70,7 @@ def test_an_operator_sees_rules_and_who_uses_most_by_hash(quota: Quota) -> None:
     assert "did you mean 'login'?" in unknown.stderr
 
 
-def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota: Quota, tmp_path: Path) -> None:
+def test_prometheus_reads_the_numbers_from_the_application(quota: Quota) -> None:
     ask_all(quota)
     with running(metrics_app(load_rules(quota.folder / "quota.toml"))) as port:
         client = Client(port)
@@ -78,11 +78,6 @@ def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota
         client.close()
     text = got.body.decode()
     assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert quota("inbound", "status", "--textfile", "metrics").returncode == 1, "there is no such folder"
-    (tmp_path / "metrics").mkdir()
-    assert quota("inbound", "status", "--textfile", "metrics").returncode == 0
-    (file,) = (tmp_path / "metrics").glob("quota-inbound-*.prom")
-    assert file.read_text(encoding="utf-8") == text
     assert 'quota_inbound_requests_total{outcome="refused",rule="login"} 1\n' in text
     assert 'quota_inbound_identities{rule="login"} 1\n' in text
     assert "quota_inbound_storage_up 1\n" in text
@@ -96,16 +91,14 @@ def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota
 
 def test_an_absent_storage_is_reported_as_absent(quota: Quota) -> None:
     quota.configure(RULES.replace("sqlite:///inbound.db", "redis://127.0.0.1:1/0"))
-    away = quota("inbound", "status", "--textfile", ".")
+    away = quota("inbound", "status")
     assert (away.returncode, away.stderr.count("\n")) == (69, 1)
-    (file,) = quota.folder.glob("quota-inbound-*.prom")
     with running(metrics_app(load_rules(quota.folder / "quota.toml"))) as port:
         client = Client(port)
         body = client().body.decode()
         client.close()
     assert "quota_inbound_storage_up 0\n" in body
     assert "requests_total" not in body
-    assert file.read_text(encoding="utf-8") == body
 
 
 def test_check_finds_rules_that_cannot_be_meant(quota: Quota) -> None:
