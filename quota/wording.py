@@ -521,10 +521,7 @@ def _admits(refusal: RefusalExplained) -> Iterator[str]:
         return
     yield "It would have been admitted" + (" with any one of these:" if len(refusal.admits) > 1 else " with:")
     for change in refusal.admits:
-        words = [
-            _SETTINGS[setting.kind].format(**setting._asdict(), cost=many(setting.units, "unit"), job=kept.job)
-            for setting in change
-        ]
+        words = [_SETTINGS[setting.kind].format(**setting._asdict(), job=kept.job) for setting in change]
         yield f"  {', and '.join(words)}"
     for setting in refusal.admits[0]:
         if setting.kind == "limit" and setting.units > setting.upstream_units > 0:
@@ -536,7 +533,6 @@ _SETTINGS = {
     "headroom": "limit {name!r}: headroom = {units:,} instead of {was_units:,}",
     "leave": "jobs.{job}: leave = {units:,} of limit {name!r} instead of {was_units:,}",
     "pace": "limit {name!r} without pacing",
-    "price": "{name} at {cost} instead of {was_units:,}",
     "reopen": "bucket {name} open: `quota reopen {name} --because TEXT`, if upstream has quota again",
 }
 """Each kind of `Setting`, in words."""

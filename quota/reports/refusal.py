@@ -98,12 +98,12 @@ class Expiry(NamedTuple):
 
 class Setting(NamedTuple):
     """One setting of a change: the number of a `limit`, its `headroom`, what the job leaves of it (`leave`), its `pace`
-    (0: none), the `price` of the method, or a reopened bucket (`reopen`).
+    (0: none), or a reopened bucket (`reopen`).
 
     `upstream_units` is upstream's grant in such a window or a longer one; 0: not known.
     """
 
-    kind: Literal["limit", "headroom", "leave", "pace", "price", "reopen"]
+    kind: Literal["limit", "headroom", "leave", "pace", "reopen"]
     name: str
     units: int
     was_units: int
@@ -449,8 +449,7 @@ def changes_that_admit(budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change,
         if state.name in limits
     ]
     price = budget.book.at(kept.at_ms).methods.get(kept.method)
-    of_one_bucket = kept.calls == 1 and (price is None or len(price[0].parts) == 1)
-    if of_one_bucket:
+    if kept.calls == 1 and (price is None or len(price[0].parts) == 1):
         each = [met.costing(kept.cost_units) for met in each]
     full = [met for met in each if not met.fits]
     reopen: Change = ()
@@ -467,11 +466,6 @@ def changes_that_admit(budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change,
         change = tuple([setting for setting in settings if setting is not None])
         if len(change) == len(full):
             changes.append((*reopen, *change))
-    if of_one_bucket:  # of several calls the prices are not known
-        cost = kept.cost_units
-        less = _least(lambda less: all(met.costing(cost - less).fits for met in each), 0, cost - 1)
-        if less is not None:
-            changes.append((*reopen, Setting("price", kept.method, cost - less, cost)))
     return tuple(changes), False
 
 

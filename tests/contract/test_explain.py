@@ -42,13 +42,10 @@ def world(any_ledger_url: str, tmp_path: Path, state_dir: Path) -> Iterator[Worl
     world.session.close()
 
 
-def changed(
-    world: World, change: Change, job: str, by: int = 0
-) -> tuple[tuple[Limit, ...], dict[str, int], int | None]:
-    """Limits, what is left, and price with a change applied; `by` makes each number worse by that much."""
+def changed(world: World, change: Change, job: str, by: int = 0) -> tuple[tuple[Limit, ...], dict[str, int]]:
+    """Limits, and what is left, with a change applied; `by` makes each number worse by that much."""
     limits = {limit.name: limit for limit in world.budget.limits}
     leave = dict(world.session.settings.jobs[job].leave) if job in world.session.settings.jobs else {}
-    price = None
     for setting in change:
         if setting.kind == "limit":
             limits[setting.name] = replace(limits[setting.name], limit_units=setting.units - by)
@@ -56,12 +53,10 @@ def changed(
             leave[setting.name] = setting.units + by
         elif setting.kind == "pace":
             limits[setting.name] = replace(limits[setting.name], paced=bool(by))
-        elif setting.kind == "price":
-            price = setting.units + by
-    return tuple(limits.values()), leave, price
+    return tuple(limits.values()), leave
 
 
-def check(world: World, decision: Decision, job: str) -> Counter[str]:
+def check(world: World, decision: Decision, job: str, *, changes: bool = True) -> Counter[str]:
     """Hold all that is said of a refusal that was just met against the log and against the budget itself."""
     x = world.explain(job)
     seen: Counter[str] = Counter()
@@ -97,13 +92,11 @@ def check(world: World, decision: Decision, job: str) -> Counter[str]:
     world.now_ms -= 1
     assert not world.budget.peek(decision.method, job=job).admitted
     world.now_ms = now_ms
-    assert (x.admitted_today, bool(x.admits)) == (False, True), decision
+    assert (x.admitted_today, bool(x.admits)) == (False, changes), decision
     for change in x.admits:
         seen["+".join(sorted({setting.kind for setting in change}))] += 1
-        limits, leave, price = changed(world, change, job)
-        assert world.other(limits, leave, job).peek(decision.method, units=price, job=job).admitted, change
-        limits, leave, price = changed(world, change, job, by=1)
-        assert not world.other(limits, leave, job).peek(decision.method, units=price, job=job).admitted, change
+        assert world.other(*changed(world, change, job), job).peek(decision.method, job=job).admitted, change
+        assert not world.other(*changed(world, change, job, by=1), job).peek(decision.method, job=job).admitted, change
     return seen
 
 
@@ -122,7 +115,7 @@ def test_the_explanation_of_a_refusal_is_true(ledger_url: str, tmp_path: Path, s
             world.budget.settle(decision.id, dice.choice([0, 1, 30]))
         if not decision.admitted:
             seen.update(check(world, decision, job))
-    expected = {"limit", "leave", "price", "charge", *(["pace"] if pacing else ["far", "reset"])}
+    expected = {"limit", "leave", "charge", *(["pace"] if pacing else ["far", "reset"])}
     assert {kind for kind in expected if not seen[kind]} == set()
     world.session.close()
 
@@ -208,8 +201,7 @@ def test_explain_names_no_change_if_upstream_grants_too_little(world: World) -> 
     world.budget.grant([Grant("units", 150, world.now_ms, world.now_ms + 7 * DAY_MS)])
     decision = world.charge("search.list", job="trending")
     assert (decision.reason, decision.admitted) == ("limit", False)
-    seen = check(world, decision, "trending")
-    assert (seen["price"], seen["limit"]) == (1, 0)
+    check(world, decision, "trending", changes=False)
     world.budget.grant([Grant("units", 150, world.now_ms, world.now_ms + HOUR_MS)])
     assert world.charge("search.list", job="trending").retry_at_ms == world.now_ms + HOUR_MS
     assert [(expiry.kind, expiry.at_ms) for expiry in world.explain().expiries if expiry.makes_room] == [
