@@ -34,7 +34,7 @@ MAX_COUNT = 2**53
 MIN_FREE_BYTES = 4_000_000
 """More than a full page needs, in the write-ahead log and in the file."""
 
-NO_SPACE = f"no space is left for it; free {MIN_FREE_BYTES // 1_000_000} MB more, then run again"
+NO_SPACE = f"no space is left for it; free {MIN_FREE_BYTES // 1_000_000} MB more (df, df -i), then run again"
 
 
 class StoreError(quota.QuotaError):

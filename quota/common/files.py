@@ -169,7 +169,7 @@ readable = partial(open_alone, mode=0o644)
 
 
 _REMEDIES = {
-    errno.ENOSPC: "make room on its disk",
+    errno.ENOSPC: "make room on its disk (df, df -i)",
     errno.EDQUOT: "make room, or raise this user's disk quota",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
@@ -190,13 +190,15 @@ def lack_of_room(path: str, needed_bytes: int) -> int:
     """Why a file may not grow by so much, or not be made: the system's code; 0 if it may, or if that is not known."""
     folder = os.path.dirname(path) or "."
     try:
-        size = os.path.getsize(path) if os.path.exists(path) else 0
+        is_there = os.path.exists(path)
+        size = os.path.getsize(path) if is_there else 0
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit != resource.RLIM_INFINITY and size + needed_bytes > limit:
             return errno.EFBIG
-        disk = os.statvfs(folder)
-        has_size = disk.f_blocks > 0  # some network file systems do not know their size
-        return errno.ENOSPC if has_size and disk.f_bavail * disk.f_frsize < needed_bytes else 0
+        disk = os.statvfs(folder)  # some file systems do not know how much they hold
+        has_room = not disk.f_blocks or disk.f_bavail * disk.f_frsize >= needed_bytes
+        has_inode = is_there or not disk.f_files or disk.f_favail > 0
+        return 0 if has_room and has_inode else errno.ENOSPC
     except OSError:
         return 0
 

@@ -94,7 +94,7 @@ class SqliteStorage:
             what="inbound storage",
             remedy="move it away, or name another file",
             lost_then="all limits begin at zero",
-            when_full="the disk is full; free space there",
+            when_full="the disk is full; free space there (df, df -i)",
             deadline_s=WALL_S,
         )
         self._plans: dict[Policy, _Numbered] = {}

@@ -104,7 +104,7 @@ class SqliteLog(OfOneProcess, Log):
             what="ledger",
             remedy="move it away, or name another file in the url",
             lost_then="this machine puts back what its journal has",
-            when_full="the disk is full, and nothing was charged; free space there",
+            when_full="the disk is full, and nothing was charged; free space there (df, df -i)",
             lenient=True,
             deadline_s=self._deadline_s,
         )

@@ -116,7 +116,7 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
         assert machine.charge()["source"] == "ledger"
         ballast = fill(machine.folder / "ledger")
         status = machine.quota.json("status")
-        assert status["unwritable"].endswith("ledger.db: the disk is full, and nothing was charged; free space there")
+        assert status["unwritable"].endswith("disk is full, and nothing was charged; free space there (df, df -i)")
         assert status["credentials"][0]["limits"][0]["used_units"] == 1
         assert machine.charge()["source"] == "allowance"
         assert machine.quota.json("peek", "search.list", status=69)["reason"] == "ledger-unavailable"
@@ -127,6 +127,8 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
         ballast.unlink()
         assert machine.charge()["limits"][0]["used_units"] == 2 + 1 + machine.requests
         assert (machine.requests, machine.units()) == (8, 11)
+    with small_disk(machine.folder / "ledger", 400, files=2):  # its folder and the ledger, but no -wal
+        assert "ledger.db: the disk is full" in one_line(machine.quota("charge", "search.list"), 69)
 
 
 def test_a_limit_of_the_process_is_named_wherever_it_is_met(machine: Machine) -> None:
@@ -171,7 +173,7 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         ballast = fill(machine.folder / "store")
         for words in (("runs",), ("place", "show", "t"), ("export", "videos")):
             assert machine.quota(*words).returncode == 0, "what is there can be read"
-        check, says = machine.quota("check"), ": no space is left for it; free 4 MB more, then run again\n"
+        check, says = machine.quota("check"), "free 4 MB more (df, df -i), then run again\n"
         assert (check.returncode, "warning: store.url: store " in check.stdout, says in check.stdout) == (0, True, True)
         ballast.write_bytes(ballast.read_bytes()[: -2 * 1024 * 1024])  # room for the side files, not for pages
         (job,) = machine.quota.json("status")["credentials"][0]["jobs"]
@@ -179,7 +181,7 @@ def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
         assert (job["could_go_on"], job["why"]) == (False, one_line(machine.quota("run", "t", "--quiet"), 1)[3:])
         for _ in range(2):
             line = one_line(machine.quota("run", "t"), 1)
-            assert line.endswith(": no space is left for it; free 4 MB more, then run again")
+            assert line.endswith("free 4 MB more (df, df -i), then run again")
         assert machine.requests == machine.units() == 4
         ballast.unlink()
         assert machine.quota("run", "t").returncode == 0

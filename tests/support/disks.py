@@ -11,10 +11,10 @@ import pytest
 
 
 @contextmanager
-def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
-    """A file system of this size at `folder`. Only root may mount one."""
+def small_disk(folder: Path, kilobytes: int, files: int = 0) -> Iterator[None]:
+    """A file system of this size at `folder`, for so many files (0: any number). Only root may mount one."""
     folder.mkdir(exist_ok=True)
-    options = f"size={kilobytes}k,mode=755"
+    options = f"size={kilobytes}k,nr_inodes={files},mode=755"
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
     if mounted.returncode:
         pytest.skip("no file system of one's own can be mounted here")
