@@ -391,10 +391,10 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
         return Failure("config", f"{error.strerror}; {remedy_for(EMFILE, '')}")
     if isinstance(error, ImportError):  # perhaps an upgrade is under way: the place is not the cause
         return Failure("config", f"{message}; {LACKS_LIBRARY}")
+    if is_any(error, (("ssl", "SSLCertVerificationError"),)) or "TLS CA certificate bundle" in message:  # requests
+        return Failure("config", f"{message}; check endpoint, proxies and trusted CAs (REQUESTS_CA_BUNDLE)")
     unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
     if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or is_transient(error):
-        if is_any(error, (("ssl", "SSLCertVerificationError"),)):
-            return Failure("config", f"{message}; check endpoint, proxies and trusted CAs")
         return Failure("transient", message)
     if type(error).__name__ in ("HttpLib2Error", "InvalidProxyURL"):  # no server to ask; a subclass is about an answer
         return Failure("config", f"{message}; check endpoint and proxies")
