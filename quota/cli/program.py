@@ -150,6 +150,8 @@ def _unexpected(error: Exception) -> str:
             os.getcwd()
         except FileNotFoundError:
             return "the working folder is gone; start the command in another folder"
+    if isinstance(error, NotADirectoryError) and not os.path.exists(__file__):
+        return "quota cannot run from a zip file; install it with pip, or unpack the file as shiv and pex do"
     if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
         return "the locale of this process cannot express a path; set PYTHONUTF8=1"
     if isinstance(error, RuntimeError) and "start new thread" in str(error):

@@ -143,6 +143,8 @@ def test_the_wheel_works_where_nothing_else_of_the_package_is(built: Path, tmp_p
     assert "upstream counted 32 requests, the ledger charged 32" in demo.stdout
     assert list((tmp_path / "empty").iterdir()) == []
 
+    zipped = f"PYTHONPATH={wheel} {sys.executable} -m quota costs 2>&1 || true"
+    assert "quota cannot run from a zip file; " in run("sh", "-c", zipped, cwd=tmp_path / "empty", **env).stdout
     output = run(installed, "-m", "quota", "--version", cwd=tmp_path / "empty", **env)
     assert output.stdout.startswith("quota, version ")
 
