@@ -269,6 +269,8 @@ class Attempts(Listener):
         """The meaning of an error of the last step."""
         method = attempt_of(self.fetch, self.here.cursor) or ""
         failure = classify_failure(error, method=method, book=self._budget.book)
+        if self.client is None and failure.kind == "region":
+            failure = failure._replace(kind="config")
         silent = (failure.kind == "transient" and not failure.answered) or isinstance(error, NoAnswer)
         # It may come out of a client that asks an API: a metered one, or one that names its request.
         of_client = (_request_of(cause) is not None or passed(cause, r"quota\.clients\.") for cause in behind(error))

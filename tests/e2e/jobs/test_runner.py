@@ -423,6 +423,8 @@ def test_a_missing_package_ends_the_run_and_keeps_the_place(bench: Bench, monkey
     assert failed.regions[0].cursor is not None
     assert (failed.outcome, failed.units, failed.exit_status) == ("failed", 0, 78)
     assert "install the packages again" in str(failed.why)
+    done = bench.quota.shell("ulimit -c 0; HTTPLIB2_CA_CERTS=/nowhere quota run t")  # a process from nothing
+    assert (done.returncode, done.stderr.count("\n")) == (78, 1), "no region's client can be made"
     assert outcomes(bench.run()) == {"US": "done"}
     bench.configure(fetch=bench.own_fetch("def fetch(client, region, cursor):\n    import not_there"))
     assert bench.run().why.endswith(".py, line 3)")
