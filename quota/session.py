@@ -250,19 +250,17 @@ class Session(OfOneProcess):
         It calls those hosts with the credential's `key`, in the place that the book names, or with the login in `auth`.
         No other host sees a secret. A refusal raises `quota.Refused`, an answer above `max_body_mb` raises
         `quota.BadAnswer`. Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection if
-        they send no long body. The client works while this session is open.
+        they send no long body. The client works while this session is open, and takes no other adapter.
         """
-        requests = _library("requests")
-        from quota.clients.gate import MAX_REDIRECTS
-        from quota.clients.requests import SignedSession, requests_adapter
+        _library("requests")
+        from quota.clients.requests import MeteredSession, SignedSession, requests_adapter
 
         chosen = self.credential(credential)
         budget, caller = self.budget(chosen.name), self._caller(chosen, chosen.hosts)
         adapter = requests_adapter(
             budget, max_units=max_units, timeout_s=timeout_s, max_body_mb=max_body_mb, caller=caller
         )
-        made = SignedSession() if caller.signs else requests.Session()
-        made.max_redirects = MAX_REDIRECTS
+        made = SignedSession() if caller.signs else MeteredSession()
         for scheme in ("https://", "http://"):
             made.mount(scheme, adapter)
         return self._kept(made)

@@ -24,14 +24,14 @@ from weakref import ref
 import requests
 import urllib3
 from requests.__version__ import __version__ as version
-from requests.adapters import HTTPAdapter
+from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.exceptions import RequestException
 
 from quota.budget import Budget
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
 from quota.clients.deadline import connect_within_s
-from quota.clients.gate import HostGate, HostNames, MethodOf, at_once
+from quota.clients.gate import MAX_REDIRECTS, HostGate, HostNames, MethodOf, at_once
 from quota.clients.metering import Meter
 from quota.clients.urllib3 import send
 from quota.common.hosts import url_on
@@ -136,7 +136,22 @@ class MeteredAdapter(HTTPAdapter):
         return pool
 
 
-class SignedSession(requests.Session):
+class MeteredSession(requests.Session):
+    """A session that takes no adapter beside the metered one: its requests would leave uncharged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_redirects = MAX_REDIRECTS
+
+    def mount(self, prefix: str, adapter: BaseAdapter) -> None:
+        metered = any(isinstance(mounted, MeteredAdapter) for mounted in self.adapters.values())
+        if metered and isinstance(adapter, HTTPAdapter) and not isinstance(adapter, MeteredAdapter):
+            why = "its requests would leave uncharged; retry around the call, as with tenacity"
+            raise UsageError(f"mount: q.requests() takes no other adapter: {why}")
+        super().mount(prefix, adapter)
+
+
+class SignedSession(MeteredSession):
     """A session that reads no ~/.netrc: a login from there would leave beside the adapter's own signature."""
 
     def __init__(self) -> None:

@@ -29,7 +29,6 @@ from urllib3.exceptions import HTTPError, InvalidChunkLength
 from quota.clients.answer_fields import AnswerLimits
 from quota.clients.caller import Caller
 from quota.clients.deadline import Watch, connect_within_s
-from quota.clients.gate import MAX_REDIRECTS
 from quota.clients.requests import MeteredAdapter, SignedSession
 from quota.clients.urllib3 import NO_TUNNEL
 from quota.common.fork import start_here_and_in_child
@@ -57,7 +56,6 @@ class _Session(SignedSession):
         self._http = http
         self.headers.clear()
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
-        self.max_redirects = MAX_REDIRECTS
         self.adapters.clear()
         self.mount("http://", adapter)
         self.mount("https://", adapter)

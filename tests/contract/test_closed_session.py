@@ -126,7 +126,7 @@ def test_a_client_that_is_made_while_the_session_closes_is_closed(
         def close(self) -> None:
             closed.append(self)
 
-    monkeypatch.setattr(requests, "Session", Late)
+    monkeypatch.setattr("quota.clients.requests.MeteredSession", Late)
     with pytest.raises(SessionClosedError):
         session.requests()
     assert len(closed) == 1

@@ -311,6 +311,8 @@ def test_a_body_is_no_larger_than_a_job_allows(site: Site, packed: bool, status:
             client.get(url)
         with pytest.raises(quota.UsageError, match="max_body_mb"):
             session.requests(max_body_mb=0)
+        with pytest.raises(quota.UsageError, match="takes no other adapter: its requests would leave uncharged"):
+            client.mount(url, requests.adapters.HTTPAdapter(max_retries=3))
 
 
 @pytest.mark.parametrize(
