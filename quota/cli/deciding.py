@@ -387,6 +387,12 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
         with quota.open(config) as session:
             line += f"; quota charged no request to {listed(payers_of(session, credential).hosts)} (free calls aside)"
             line += "; see docs/auto.md for what it cannot see, or name another address as `endpoint` of the credential"
+    else:
+        with quota.open(config) as session:
+            books = [credential.book for credential in session.settings.credentials.values()]
+        prices = (price for book in books for method in methods for price in book.methods.get(method, ()))
+        if any(len(price.parts) > 1 for price in prices):
+            line += "; units of several buckets are added up"
     say(line, err=True)
     return status
 

@@ -124,7 +124,8 @@ def test_a_summary_counts_each_bucket_as_spend_does(quota: Quota, server: PlainS
     )
     failing = "\ntry: urllib3.request('GET', 'http://127.0.0.1:1/x', retries=False)\nexcept Exception: pass"
     program = f"{ASKS};{ASKS}{failing}\n{OWN}"
-    assert summed_up(quota, sys.executable, "-c", program) == (0, "5 calls, 18 units, 1 refused")
+    summary = "5 calls, 18 units, 1 refused; units of several buckets are added up"
+    assert summed_up(quota, sys.executable, "-c", program) == (0, summary)
     spend = quota.json("spend")
     assert (spend["total_units"], sum(row["calls"] for row in spend["refused"])) == (18, 1)
 
