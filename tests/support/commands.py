@@ -74,7 +74,8 @@ class Quota:
         return subprocess.run(
             ["bash", "-c", prefix + script],
             cwd=self.folder,
-            env=self.env,
+            # Under a limit on files, Python would leave half of a module's bytecode behind, for everybody.
+            env={**self.env, "PYTHONDONTWRITEBYTECODE": "1"} if anew else self.env,
             capture_output=True,
             text=True,
             timeout=300,
