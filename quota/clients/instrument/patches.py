@@ -63,7 +63,8 @@ class Patches:
     def __init__(self, seams: Iterable[Seam]) -> None:
         self._seams: dict[str, list[Seam]] = {name: [] for name in NAMED}
         self._named: set[str] = set()
-        for seam in seams:
+        # PRAW and other SDKs import it for calls that few programs make, so it is named when it connects.
+        for seam in (*seams, Seam("websocket._core", "WebSocket", "connect", ("url",), self._naming)):
             self._seams.setdefault(seam.module, []).append(seam)
         self._on: list[tuple[Any, str, Any, Any]] = []
 
@@ -117,16 +118,25 @@ class Patches:
         if any(owner is patched for patched, *_ in self._on for owner in owners):
             return
         if not seams or not all(map(_fits, seams, owners)):
-            library = module.__name__.partition(".")[0]
-            version = getattr(sys.modules.get(library), "__version__", None)
-            if library not in self._named:
-                self._named.add(library)
-                which = f"requests that {through} does not make" if through else "its requests"
-                remedy = f"{which} are not charged; see docs/auto.md"
-                warn("not_instrumented", remedy, library=library, version=version)
+            self._name(module.__name__, f"requests that {through} does not make" if through else "its requests")
             return
         for seam, owner in zip(seams, owners, strict=True):
             self._replace(owner, seam.name, seam.wrap)
+
+    def _name(self, module: str, which: str = "its requests") -> None:
+        """Say once that a library is not charged."""
+        library = module.partition(".")[0]
+        if library not in self._named:
+            self._named.add(library)
+            version = getattr(sys.modules.get(library), "__version__", None)
+            warn("not_instrumented", f"{which} are not charged; see docs/auto.md", library=library, version=version)
+
+    def _naming(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def named(*args: Any, **options: Any) -> Any:
+            self._name(original.__module__)
+            return original(*args, **options)
+
+        return named
 
 
 def _recorded(methods: Sequence[Any]) -> list[tuple[Any, str]]:

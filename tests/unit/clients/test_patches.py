@@ -138,6 +138,18 @@ def test_a_library_that_has_no_place_to_patch_is_named_once(
     assert caplog.messages == [f"not_instrumented library={library}: its requests are not charged; see docs/auto.md"]
 
 
+def test_a_library_that_sdks_import_for_nothing_is_named_when_it_connects(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, patches: Patches
+) -> None:
+    (tmp_path / "websocket").mkdir()
+    (tmp_path / "websocket/_core.py").write_text("class WebSocket:\n    def connect(self, url):\n        return url\n")
+    patches.put_on()
+    client = importlib.import_module("websocket._core").WebSocket()
+    assert (caplog.messages, [client.connect("a"), client.connect("b")]) == ([], ["a", "b"])
+    assert caplog.messages == ["not_instrumented library=websocket: its requests are not charged; see docs/auto.md"]
+    del sys.modules["websocket._core"]
+
+
 @pytest.mark.parametrize("through", [True, False])
 def test_httpcore_is_named_unless_httpx_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patches: Patches, through: bool
