@@ -141,9 +141,9 @@ _FAULTS = {
         " is no sentinel; name the sentinels' own addresses, or write redis{secure}:// for a single server"
     ),
     "unknown command [`'][^Xx]": (  # all others that we send are as old as Redis 2
-        " is a sentinel, or runs no scripts; for sentinels write redis{secure}+sentinel://HOST:PORT/SERVICE"
+        " is a sentinel, or lacks a command; for sentinels write redis{secure}+sentinel://HOST:PORT/SERVICE"
     ),
-    "(?i)unknown command": " is older than Redis 6.2; upgrade it",
+    "(?i)unknown (redis )?command": " lacks a command; upgrade it to Redis 6.2, or undo its rename-command",
     "": ": {message}",
 }
 """Explanations of failures, by a pattern in their code, their text and their kind. The first match counts."""

@@ -99,7 +99,13 @@ def test_a_sentinel_under_a_server_url_is_named(sentinels: Sentinels, ask: Ask) 
     for path in ("", "/1"):
         url = f"redis://:{OF_SENTINELS}@127.0.0.1:{sentinels.sentinels[0].port}{path}"
         line = ask(url)
-        assert line.endswith("a sentinel, or runs no scripts; for sentinels write redis+sentinel://HOST:PORT/SERVICE")
+        assert line.endswith("a sentinel, or lacks a command; for sentinels write redis+sentinel://HOST:PORT/SERVICE")
+
+
+@BOTH
+def test_a_server_that_lacks_a_command_is_named(ask: Ask) -> None:
+    with RedisServer("--rename-command", "EXISTS", "", "--rename-command", "HINCRBY", "") as server:
+        assert ask(server.url).endswith("/0 lacks a command; upgrade it to Redis 6.2, or undo its rename-command")
 
 
 @BOTH
