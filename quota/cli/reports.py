@@ -266,7 +266,7 @@ def _spending_notes(spending: Spending) -> Iterator[str]:
 
 def _only_since(since_ms: int, since: str) -> str:
     """The line below charges that do not reach as far back as the user wants."""
-    return f"only since {moment(since_ms)}, not {since}: the ledger has dropped older charges"
+    return f"only since {moment(since_ms)}, not {since}: the ledger has no older charges"
 
 
 def _upstream_units(budget: Budget) -> int:

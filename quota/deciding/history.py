@@ -20,7 +20,7 @@ from quota.ledger.log import MAX_PAST, PAST_MS, all_entries
 from quota.ledger.state import begin
 from quota.rules.entry import END, START, Entry, Id, just_before
 from quota.rules.spent import SUMS, ChargedSum, Spent, Sums, spent
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, SLACK_MS
 
 
 def charges(project: Project, since_ms: int = 0) -> list[Spent]:
@@ -67,12 +67,14 @@ def sums(project: Project) -> Sequence[ChargedSum]:
 
 def whole_since_ms(project: Project) -> int:
     """The time since when the history is complete; 0: it has everything. Raises LedgerError."""
+    hand_in(project)
     log, name = project.log, project.name
     beginning = begin(log, name)
-    oldest = log.past(name, START, END, 1)
-    if not oldest:
-        return beginning.trimmed[0]
+    past = log.past(name, START, END, 1)
+    oldest_ms = next((entry.id[0] for entry in past or log.read(name, START, END, 1)), 0)
     # If the past is as old or as long as it may be, older entries were dropped.
-    oldest_ms = oldest[0].id[0]
     is_cut = oldest_ms <= beginning.clock_ms - PAST_MS + DAY_MS or log.past_length(name) >= MAX_PAST
-    return oldest_ms if is_cut else 0
+    dropped_ms = (oldest_ms if is_cut else 0) if past else beginning.trimmed[0]
+    # After a loss machines put back what their journals have. If nothing is older than that, the past was lost, too.
+    back = [loss.since_ms - project.longest_ms - SLACK_MS for loss in project.state.facts().losses]
+    return max([dropped_ms, *(back_ms for back_ms in back if back_ms <= oldest_ms)])

@@ -21,9 +21,10 @@ from quota.ledger.log import PAST_MS
 from quota.reports.spending import read_charges, read_spending, read_sums
 from quota.reports.status import read_status
 from quota.rules.entry import END, START, Entry
+from quota.rules.facts import Loss
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.terms.limits import DAY_MS, HOUR_MS
+from quota.terms.limits import DAY_MS, HOUR_MS, SLACK_MS
 from quota.wording import status_parts
 from support.commands import Quota
 from support.explaining import shown_lines
@@ -127,7 +128,7 @@ def test_the_command_names_in_one_line_where_the_charges_begin(any_ledger_url: s
             now_ms += STEP_MS
     for command in ("spend", "log"):
         shown = quota(command, "--since", "60d").stdout.splitlines()
-        assert shown[-1].endswith(", not 60d: the ledger has dropped older charges")
+        assert shown[-1].endswith(", not 60d: the ledger has no older charges")
         assert "not 24h" not in quota(command).stdout
     assert quota.json("spend", "--since", "7d", "--by", "day")["total_units"] in (55, 56)
 
@@ -237,6 +238,15 @@ def test_a_history_that_has_dropped_nothing_is_whole(setup: Setup) -> None:
     assert whole_since_ms(setup.opened()) == 0
     setup.now_ms += PAST_MS - 2 * DAY_MS
     assert whole_since_ms(setup.opened()) == 0
+
+
+def test_a_history_that_was_lost_is_whole_as_far_as_journals_reach(setup: Setup) -> None:
+    charge(setup)
+    setup.state.lose(Loss(setup.now_ms, "web1", 1, 1, setup.now_ms), setup.now_ms)
+    project = setup.opened()
+    assert whole_since_ms(project) == setup.now_ms - project.longest_ms - SLACK_MS
+    setup.ledger.add_past(setup.project, old(9))
+    assert whole_since_ms(project) == 0, "the past was not lost"
 
 
 @pytest.mark.parametrize("pause_ms", [HOUR_MS, 20 * DAY_MS])
