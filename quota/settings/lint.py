@@ -107,7 +107,7 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         yield problem(
             "ledger.unavailable",
             f"{many(outage.machines, 'machine')} may spend {many(together, 'unit')} while the ledger is away, but "
-            f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} unspent",
+            f"limit {limit.name!r} of project {credential.project!r} leaves {headroom:,} unspent",
             f"{lower}raise that limit's headroom to {together}",
         )
 

@@ -167,7 +167,7 @@ FINDINGS = [
         "machines = 2",
         "machines = 3",
         "error: ledger.unavailable: 3 machines may spend 750 units while the ledger is away, but limit 'day' of "
-        "credential 'main' leaves 500 unspent; "
+        "project 'main' leaves 500 unspent; "
         "lower allowance to 166, or raise that limit's headroom to 750",
     ),
     (
@@ -423,7 +423,7 @@ def test_a_limit_on_all_methods_of_a_bucket_holds_it(tmp_path: Path) -> None:
 def test_an_allowance_has_to_fit_into_every_pool_that_such_calls_draw_on(tmp_path: Path) -> None:
     text = '[ledger]\nunavailable = { max_cost = 1, allowance = 50 }\n[credentials.main]\napi = "youtube-v3-buckets"\n'
     (reported, _) = findings(tmp_path, text)
-    assert "limit 'search-day' of credential 'main' leaves 5 unspent" in reported.message
+    assert "limit 'search-day' of project 'main' leaves 5 unspent" in reported.message
     assert reported.remedy == "lower allowance to 5, or raise that limit's headroom to 50"
 
 
@@ -431,7 +431,7 @@ def test_a_written_quota_without_headroom_leaves_nothing_for_the_allowance(tmp_p
     """A written quota is upstream's, whatever the book says; `units` alone stay below the book's quota."""
     without = GOOD.replace("quota = 10_000\nheadroom = 500", "quota = 400").replace("leave = 500\n", "")
     reported = findings(tmp_path, without)[0]
-    assert "limit 'day' of credential 'main' leaves 0 unspent" in reported.message
+    assert "limit 'day' of project 'main' leaves 0 unspent" in reported.message
     assert findings(tmp_path, without.replace("quota = 400", "units = 400")) == []
     share = without.replace("allowance = 250", 'allowance = "10%"')
     with pytest.raises(ConfigError, match="a limit leaves nothing unspent, so no allowance fits; give it headroom"):
@@ -452,7 +452,7 @@ def test_the_gap_of_units_is_to_the_quota_of_no_longer_window(tmp_path: Path) ->
         '{ name = "day", quota = 1_000, headroom = 50, window = "24h" }]\n'
     )
     (reported,) = findings(tmp_path, text)
-    assert "limit 'hour' of credential 'main' leaves 10 unspent" in reported.message
+    assert "limit 'hour' of project 'main' leaves 10 unspent" in reported.message
 
 
 def test_a_narrow_limit_that_only_dear_calls_count_against_does_not_bound_the_allowance(tmp_path: Path) -> None:
