@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,12 +145,17 @@ def test_foreign_data_leaves_no_room_and_raises_nothing(
     assert {entry.key for entry in log.past(P, START, END, 10)} == {"k1", "k2", "k5"}
 
 
-@pytest.mark.parametrize("stored", [b"9000\xb0", "9" * 5_000, "²"])
-def test_a_longest_window_that_is_no_number_is_replaced(log: RedisLog, admin: redis.Redis, stored: bytes | str) -> None:
+@pytest.mark.parametrize(
+    ("field", "stored"),
+    [*(("longest_ms", text) for text in (b"9000\xb0", "9" * 5_000, "²")), ("epoch", b"\xb0"), ("epoch", b"~\xb0")],
+)
+def test_a_field_that_another_program_wrote_is_replaced(
+    log: RedisLog, admin: redis.Redis, field: str, stored: bytes | str, tmp_path: Path
+) -> None:
     begun(log)
-    admin.hset(STATE, "longest_ms", stored)
-    assert budget_of(log, limit(10), project=P).charge("videos.list").admitted
-    assert admin.hget(STATE, "longest_ms") == str(DAY_MS)
+    admin.hset(STATE, field, stored)
+    assert budget_of(log, limit(10), project=P, folder=tmp_path).charge("videos.list").admitted
+    assert (admin.hget(STATE, "longest_ms"), admin.hget(STATE, "epoch").isascii()) == (str(DAY_MS), True)
 
 
 def test_a_repair_mends_a_log_with_the_last_possible_id(log: RedisLog, admin: redis.Redis) -> None:
