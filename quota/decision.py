@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from operator import index
 from typing import Any, Literal, NamedTuple
 
 from quota.common.clock import host_clock, moment, rfc3339, stamp, utc
@@ -155,13 +156,13 @@ class Decision(NamedTuple):
     def when(self, now_ms: int | None = None) -> When | None:
         """When the call is worth another try: at `retry_at`; in five minutes if nobody knows when it fits, as while the
         ledger does not answer; now if it was admitted. None if waiting does not help: `sentence()` says what to do.
-        `now_ms` replaces this machine's clock, as `clock` of `quota.open` does.
+        `now_ms`, a whole number, replaces this machine's clock, as `clock` of `quota.open` does.
 
         Hand it to a scheduler and end. This method does not wait.
         """
         if self.lasting or self.reason in ("closed", "clock"):
             return None
-        now_ms = host_clock() if now_ms is None else now_ms
+        now_ms = host_clock() if now_ms is None else index(now_ms)
         unknown_ms = now_ms if self.admitted else now_ms + UNKNOWN_WAIT_MS
         at_ms = unknown_ms if self.retry_at_ms is None else self.retry_at_ms
         return When(utc(at_ms), max(0, at_ms - now_ms) / 1_000)

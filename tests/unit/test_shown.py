@@ -98,6 +98,8 @@ def test_when_has_the_time_and_the_seconds_until_then() -> None:
 def test_when_counts_from_a_given_time_and_a_past_time_is_a_wait_of_zero() -> None:
     assert refused("limit", 7_500).when(now_ms=5_000) == (utc(7_500), 2.5)
     assert refused("exhausted", 1_000).when() == (utc(1_000), 0)
+    with pytest.raises(TypeError, match="float"):  # of seconds, as time.time() has them
+        refused("limit", 7_500).when(5.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reason", ["limit", "run", "ledger-unavailable"])
