@@ -27,7 +27,7 @@ from quota.decision import Allowance, AllowanceState
 from quota.errors import LedgerError
 from quota.journal.draws import Draw
 from quota.journal.journal import Journal
-from quota.rules.entry import START, Entry
+from quota.rules.entry import END, START, Entry
 from quota.rules.reading import Mark
 
 HANDED_AT_ONCE = 500
@@ -150,8 +150,8 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
         lacking()  # notes what was added: not all of it, if a late first try came first, with fewer draws
     handed = [(draw, places[draw.entry.key]) for draw in owed if draw.entry.key in places]
     for draw, at in handed:
-        if draw.is_settled:
-            correct(project, at[0], [draw.entry.key], draw.entry.units)
+        if draw.settled_ms:
+            correct(project, at[0], [draw.entry.key], draw.entry.units, (draw.settled_ms, END[1]))
     is_noted = journal.draws.handed_over(handed)
     return [draw.entry.units for draw, _ in handed if draw.handed_id is None and draw.entry.units] if is_noted else []
 
@@ -181,7 +181,7 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> list[Entry] | No
     LedgerError."""
     if project.journal is None:
         return None
-    before = project.journal.draws.settle(units)
+    before = project.journal.draws.settle(units, project.latest_ms())
     if before is None:
         return None
     project.drawn.update((key, units[key]) for key in units.keys() & project.drawn.keys())
@@ -194,5 +194,5 @@ def settle_draws(project: Project, units: Mapping[str, int]) -> list[Entry] | No
 def owe_correction(project: Project, charged_ms: int, key: str, units: int) -> None:
     """Keep the true cost of a charge that the ledger did not take: the next process of this machine hands it over."""
     if project.journal is not None:
-        project.journal.draws.keep(charged_ms, key, units, project.wall(), project.since_boot())
+        project.journal.draws.keep(charged_ms, key, units, project.latest_ms(), project.since_boot())
         project.owes_again_s = 0

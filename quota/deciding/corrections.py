@@ -31,10 +31,12 @@ MAX_TRIES = 100
 """How often an append is tried while others correct the same charge, and a charge is sought in logs that get lost."""
 
 
-def correct(project: Project, charged_ms: int, keys: Sequence[str], units: int) -> list[Entry] | None:
-    """Set the first of these charges of `charged_ms` to so many units, and the others to 0. Never refused, and
-    idempotent. Returns the charges with their units before. Returns None, and does nothing, if the log lacks any of
-    them. Raises LedgerError."""
+def correct(
+    project: Project, charged_ms: int, keys: Sequence[str], units: int, settled_at: Id = END
+) -> list[Entry] | None:
+    """Set the first of these charges of `charged_ms` to so many units, and the others to 0, unless another machine has
+    corrected them after `settled_at`. Never refused, and idempotent. Returns the charges with their units before.
+    Returns None, and does nothing, if the log lacks any of them. Raises LedgerError."""
     restored(project, project.mark)
     of_then = all_between(project.log.read, project.name, just_before(charged_ms), (charged_ms, END[1]))
     charges = _among(keys, of_then)
@@ -56,6 +58,8 @@ def correct(project: Project, charged_ms: int, keys: Sequence[str], units: int) 
         for key in keys:
             wanted = units if key == keys[0] else 0
             counted[key] = standing[key].units if key in standing else charges[key].units
+            if key in standing and standing[key].id > settled_at and not _note_if_ours(project, standing[key].id):
+                continue
             # Also of the same units: an older correction, which the log has lost, may come back.
             if key not in standing or wanted != counted[key] or not _note_if_ours(project, standing[key].id):
                 correction = charges[key]._replace(

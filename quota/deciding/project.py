@@ -130,7 +130,7 @@ class Project(OfOneProcess):
         """A lower bound of the ledger's clock."""
         return self.reading.clock_ms(elapsed_ms()) if self._clock is None else self._clock()
 
-    def _latest_ms(self) -> int:
+    def latest_ms(self) -> int:
         """The later of the two clocks: a fact that is later than both has a wrong time."""
         return max(self._ledgers_ms(), self.wall())
 
@@ -361,13 +361,13 @@ class Project(OfOneProcess):
         try:
             return self.state.exhaust(exhaustion)
         except LedgerError:
-            now_ms = self._latest_ms()
+            now_ms = self.latest_ms()
             self._note_facts(exhaust(self._noted_facts(now_ms), exhaustion, now_ms).text())
             raise
 
     def noted_closing(self, buckets: Sequence[str]) -> Exhaustion | None:
         """The exhaustion of one of these buckets that this machine has noted, for while the ledger does not answer."""
-        now_ms = self._latest_ms()
+        now_ms = self.latest_ms()
         return closing(self._noted_facts(now_ms), buckets, now_ms, self.jitter_ms)
 
     def _noted_facts(self, now_ms: int) -> Facts:
@@ -376,7 +376,7 @@ class Project(OfOneProcess):
 
     def _note_facts(self, text: str) -> None:
         if self.journal is not None and text:
-            self.journal.note_facts(text, self._latest_ms())
+            self.journal.note_facts(text, self.latest_ms())
 
     def _read_back(self) -> None:
         """Read a piece of the entries that were only counted, so that this machine can put them back. Failing does no

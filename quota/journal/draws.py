@@ -62,7 +62,7 @@ class Draw(NamedTuple):
 
     The first try of its call had read the log of `epoch` up to `seen`: from there on, a hand-over looks for its key.
     After the hand-over, the log has it as `handed_id`, with `handed_units`. A `settle` makes these _UNKNOWN, because
-    another machine may have settled it in the ledger.
+    another machine may have settled it in the ledger. `settled_ms` is the time of the last `settle`; 0: there was none.
     """
 
     identity: str
@@ -73,16 +73,12 @@ class Draw(NamedTuple):
     drawn_at: SinceBoot = UNKNOWN_UPTIME
     handed_id: Id | None = None
     handed_units: int = 0
+    settled_ms: int = 0
 
     @property
     def is_owed(self) -> bool:
         """Whether the ledger lacks the draw, or its last correction."""
         return self.handed_id is None or self.handed_units != self.entry.units
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the ledger may lack a correction, if it has the draw."""
-        return self.handed_id is not None or self.handed_units == _UNKNOWN
 
     def as_of(self, now_ms: int, uptime: SinceBoot) -> Draw:
         """The draw, with its time by the present clock. The clock may have been set since. If the machine was started
@@ -214,7 +210,7 @@ class Draws:
             self._warned = True
             warn("allowance_unreadable", error, project=self._identity.project)
 
-    def settle(self, units: Mapping[str, int]) -> list[Draw] | None:
+    def settle(self, units: Mapping[str, int], now_ms: int) -> list[Draw] | None:
         """Set the units of draws, by their keys; returns the draws as they were. Returns None, and sets no draw, if any
         of them is only in the ledger.
 
@@ -233,7 +229,7 @@ class Draws:
             settled = []
             for draw in before if is_drawn else kept:
                 entry = draw.entry._replace(units=units[draw.entry.key])
-                settled.append(draw._replace(entry=entry, handed_units=_UNKNOWN))
+                settled.append(draw._replace(entry=entry, handed_units=_UNKNOWN, settled_ms=now_ms))
             self._append(settled)
             return before if is_drawn else None
 
@@ -250,7 +246,7 @@ class Draws:
         """Note that the charge of `charged_ms` with this key has so many units: the ledger is owed that. If that cannot
         be written, this process remembers it."""
         entry = Entry((charged_ms, 0), units, "", "", "", "", key)
-        owed = Draw(self._identity.hash, entry, 0, "", START, UNKNOWN_UPTIME, entry.id, _UNKNOWN)
+        owed = Draw(self._identity.hash, entry, 0, "", START, UNKNOWN_UPTIME, entry.id, _UNKNOWN, now_ms)
         try:
             with self._errors(), self._lock.taken(WAIT_S):
                 self._forget_old(*self._draws(), now_ms, uptime, self._keep_ms)
@@ -334,7 +330,7 @@ def _line(draw: Draw) -> str:
     handed = "" if draw.handed_id is None else id_text(draw.handed_id)
     first_try = draw.identity, draw.epoch, id_text(draw.seen), str(draw.charged_units)
     drawn_at = f"{draw.drawn_at.boot}:{draw.drawn_at.ms}"
-    after = drawn_at, handed, str(draw.handed_units), id_text(draw.entry.id), packed(draw.entry)
+    after = drawn_at, handed, str(draw.handed_units), str(draw.settled_ms), id_text(draw.entry.id), packed(draw.entry)
     return "\t".join((*first_try, *after))
 
 
@@ -343,12 +339,12 @@ def _read_lines(lines: Iterable[bytes]) -> dict[str, Draw]:
     draws: dict[str, Draw] = {}
     for body in filter(None, map(unframed, lines)):
         with suppress(ValueError):
-            fields = body.decode().split("\t", 8)
-            identity, epoch, seen, charged, drawn_at, handed_id, handed_units, at, text = fields
+            fields = body.decode().split("\t", 9)
+            identity, epoch, seen, charged, drawn_at, handed_id, handed_units, settled_ms, at, text = fields
             boot, _, ms = drawn_at.partition(":")
             entry = unpacked(read_id(at), text)
             if entry.kind == "charge":
-                after = read_id(handed_id) if handed_id else None, int(handed_units)
+                after = read_id(handed_id) if handed_id else None, int(handed_units), int(settled_ms)
                 first_try = epoch, read_id(seen), SinceBoot(boot, int(ms or 0))
                 draws[entry.key] = Draw(identity, entry, int(charged), *first_try, *after)
     return draws

@@ -97,19 +97,19 @@ def test_eight_processes_at_once_draw_the_allowance_exactly(tmp_path: Path) -> N
 def test_a_draw_is_corrected_before_and_after_it_is_handed_over(tmp_path: Path) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry(units=5, key="k"))
-    assert draws.settle({"k": 7})[0].entry.units == 5  # type: ignore[index]
+    assert draws.settle({"k": 7}, NOW_MS)[0].entry.units == 5  # type: ignore[index]
     (owed,) = draws.owed()
     assert (owed.entry.units, owed.handed_id) == (7, None)
-    journal(tmp_path).draws.settle({"k": 9})
+    journal(tmp_path).draws.settle({"k": 9}, NOW_MS)
     draws.handed_over([(owed, (1, 1))])
     (owed,) = draws.owed()
     assert (owed.entry.units, owed.handed_id, owed.handed_units) == (9, (1, 1), 7)
     draws.handed_over([(owed, (1, 1))])
     assert draws.owed() == []
-    draws.settle({"k": 0})
+    draws.settle({"k": 0}, NOW_MS)
     assert [each.entry.units for each in draws.owed()] == [0]
     assert draws.drawn_units(NOW_MS, DAY_MS) == 0
-    assert draws.settle({"unheard of": 1}) is None
+    assert draws.settle({"unheard of": 1}, NOW_MS) is None
 
 
 def test_a_draw_and_its_folders_are_on_the_disk_before_it_is_admitted(
@@ -149,7 +149,7 @@ def test_a_draw_fails_if_the_disk_takes_no_draw(tmp_path: Path, monkeypatch: pyt
 def test_a_long_file_is_written_anew_and_what_is_owed_stays_however_old(tmp_path: Path) -> None:
     draws = journal(tmp_path).draws
     draw(draws, entry(key="owed"))
-    draws.settle({"owed": 3})
+    draws.settle({"owed": 3}, NOW_MS)
     draw(draws, *(entry(key=f"k{number}") for number in range(SPARE_LINES)), allowance_units=10**9)
     draws.handed_over([(each, (1, 1)) for each in draws.owed() if each.entry.key != "owed"])
     last_ms = NOW_MS + DAY_MS + SLACK_MS

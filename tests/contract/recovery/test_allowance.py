@@ -175,3 +175,8 @@ def test_a_correction_that_the_ledger_does_not_take_counts_once_it_answers(far: 
     assert budget.settle(attempt, 40).units == 50
     far.machine("theirs").budget(limit(100)).settle(attempt, 30)
     assert budget.usage()[0].used_units == (31 if folder == "ours" else 30), "40 is not sent again after 30"
+    with cut(line), suppress(LedgerError):
+        budget.settle(attempt, 25)
+    far.now_ms += 1
+    far.machine("theirs").budget(limit(100)).settle(attempt, 20)
+    assert budget.usage()[0].used_units == (21 if folder == "ours" else 20), "nor an earlier 25"
