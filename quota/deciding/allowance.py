@@ -5,8 +5,8 @@
     repay        the same, now and then
 
 A draw is a charge with its own key, and counts from the time of its hand-over. Its call may have reached the ledger
-before the answer was lost. So `hand_over` first looks for the key in the log: after the entry that the first try had
-read, or, under another epoch, everywhere.
+before the answer was lost. So `hand_over` first looks for the key in the log and its past: after the entry that the
+first try had read, or, under another epoch, everywhere.
 
 A process logs two lines for an outage, for any number of draws: `allowance_drawn` at the first draw, with the fault of
 the ledger; then `debt_repaid`, or `allowance_used` if the process ends before.
@@ -27,8 +27,10 @@ from quota.decision import Allowance, AllowanceState
 from quota.errors import LedgerError
 from quota.journal.draws import Draw
 from quota.journal.journal import Journal
-from quota.rules.entry import END, START, Entry
+from quota.ledger.log import all_between
+from quota.rules.entry import END, START, Entry, just_before
 from quota.rules.reading import Mark
+from quota.terms.limits import SLACK_MS
 
 HANDED_AT_ONCE = 500
 """The most draws that are handed over in one step."""
@@ -143,7 +145,9 @@ def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list
         there = find(project, {draw.entry.key for draw in new}, after)
         if there:  # their processes got no answer, and did not note them
             journal.write(project.reading.epoch, [*there.values()])
-        places.update((key, entry.id) for key, entry in there.items())
+        oldest_ms = min(draw.entry.id[0] for draw in new)
+        gone = all_between(project.log.past, project.name, just_before(oldest_ms - SLACK_MS))
+        places.update((entry.key, entry.id) for entry in (*there.values(), *gone))
         return [draw.entry._replace(units=draw.charged_units) for draw in new if draw.entry.key not in places]
 
     if new and add(project, lacking) is not None:

@@ -18,7 +18,7 @@ from quota.journal.journal import Journal
 from quota.ledger.factory import Identity
 from quota.ledger.log import ANY
 from quota.rules.entry import START, Entry
-from quota.terms.limits import DAY_MS
+from quota.terms.limits import DAY_MS, SLACK_MS
 from support.losses import Fault, FaultyLog, Machine, Site
 from support.proxy import Proxy
 from support.setup import charges_at, limit
@@ -135,6 +135,20 @@ def test_a_copy_of_a_log_gets_no_draws_of_the_log(site: Site) -> None:
     budget.charge("videos.list", units=2)
     hand_over(copied)
     assert units_of(machine) == [1, 2]
+
+
+def test_a_draw_whose_hand_over_was_not_noted_counts_once_though_it_has_left_the_log(site: Site) -> None:
+    machine = site.machine()
+    project = project_of(machine.budget(limit(100)))
+    call = Entry(START, 3, "units", "videos.list", "", "", project.keys.next())
+    assert draw(project, ALLOWANCE, [call], "no answer", read=project.mark(), commit=True) == 17
+    (file,) = machine.folder.rglob("draws")
+    drawn = file.read_bytes()
+    hand_over(project)
+    file.write_bytes(drawn)  # as if its process was killed before
+    site.now_ms += 2 * DAY_MS + SLACK_MS
+    machine.ledger.trim("p", site.now_ms)
+    assert machine.budget(limit(100)).usage()[0].used_units == 0
 
 
 def test_a_hand_over_that_arrives_late_hides_no_later_draw(site: Site) -> None:
