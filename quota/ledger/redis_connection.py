@@ -301,7 +301,7 @@ def _without_primary(sentinels: Target) -> Failed:
         if isinstance(services, list) and not any(sentinels.service in service for service in services):
             remedy = "write the name after `sentinel monitor`"
             return Misconfigured(f"{name} knows no service {sentinels.service!r}; {remedy}")
-        failure = Lost("its sentinels see no primary")
+        return Lost("its sentinels see no primary")
     return failure
 
 

@@ -122,11 +122,15 @@ def test_a_single_server_under_a_url_of_several_is_named(redis_server: RedisServ
 
 @BOTH
 def test_sentinels_without_a_primary_are_named(ask: Ask) -> None:
+    """The first that answers explains it: each further question may need a TLS handshake."""
     state = b"".join(
         b"$%d\r\n%s\r\n" % (len(word), word) for word in (b"name", SERVICE.encode(), b"flags", b"s_down,master")
     )
-    with RespServer(lambda _: b"*1\r\n*4\r\n" + state) as sentinel:
-        line = ask(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}")
+    asked: list[int] = []
+    answers = [lambda _, number=number: asked.append(number) or b"*1\r\n*4\r\n" + state for number in (1, 2)]
+    with RespServer(answers[0]) as first, RespServer(answers[1]) as second:
+        line = ask(f"redis+sentinel://127.0.0.1:{first.port},127.0.0.1:{second.port}/{SERVICE}")
+    assert asked == [1, 2, 1] * (len(asked) // 3)
     assert line.endswith("has no primary now, as its sentinels see it; run again in a moment"), line
 
 
