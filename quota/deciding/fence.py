@@ -20,7 +20,7 @@ from weakref import ref
 from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import LedgerError, QuotaError
-from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Fields, Log, Moment, fence_is_over, is_fence, is_seal
+from quota.ledger.log import BROKEN, EPOCH, FENCE, LEASE_MS, Fields, Log, Moment, is_fence, is_seal
 from quota.rules.entry import Entry, Id
 
 WAIT_S = 5.0
@@ -61,8 +61,7 @@ class Fence:
             epoch = beginning.epoch
             if is_fence(epoch) and self.token in epoch:
                 raise QuotaError(f"{place(self.log, self.project)} is behind both urls: nothing was changed")
-            is_free = not is_fence(epoch) or fence_is_over(epoch, beginning.clock_ms)
-            if is_free and self.take_at(beginning):
+            if self.take_at(beginning):
                 return
             if elapsed_s() > ends_s:
                 raise self.overtaken()
