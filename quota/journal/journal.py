@@ -172,10 +172,10 @@ class Journal(OfOneProcess):
     def newest(self, epoch: str) -> Id:
         """The newest entry of this epoch that any process of this machine has noted; START if there is none."""
 
-        def look(files: DayFiles) -> None:
-            self._follow(files)
+        def look() -> None:
+            self._follow()
             if epoch not in self._confirmed:
-                self._search_back(files, epoch)
+                self._search_back(epoch)
 
         with self._lock:
             self._tried(look)
@@ -196,18 +196,18 @@ class Journal(OfOneProcess):
     def doubt(self, epoch: str, entry_id: Id) -> None:
         """Note an entry once more, now late, because the log may lack it: all processes of this machine look for it."""
         with self._lock:
-            self._tried(lambda files: self._append(files, [record_line(epoch, entry_id)], entry_id))
+            self._tried(lambda: self._append([record_line(epoch, entry_id)], entry_id))
             self._note_newest(epoch, entry_id)
 
     def check_writable(self) -> None:
         """Try to open the file for the next entry. `trouble` says why it cannot be written."""
         with self._lock:
-            self._tried(DayFiles.check_writable)
+            self._tried(self._files.check_writable)
 
     def position(self) -> dict[str, int]:
         """The end of the journal. Ask for it before `records`, and pass it to `compared`."""
         with self._lock:
-            return {**(self._tried(DayFiles.ends) or {}), "": self._remembered}
+            return {**(self._tried(self._files.ends) or {}), "": self._remembered}
 
     def records(self, since: Position | None = None) -> Iterator[tuple[str, Entry]]:
         """The entries after a position, with their epochs, file by file. An entry may come several times, also with
@@ -297,7 +297,7 @@ class Journal(OfOneProcess):
     def notes(self) -> Notes:
         """What this machine has noted. If the file cannot be read, what this process knows of it."""
         with self._lock:
-            if text := self._tried(lambda files: read_text(files.path("notes"))):
+            if text := self._tried(lambda: read_text(self._files.path("notes"))):
                 before, notes = self._notes, Notes.read(text)
                 in_memory = before.compared.get("", 0) if before.epoch == notes.epoch else 0
                 self._notes = notes._replace(compared={**notes.compared, "": in_memory})
@@ -336,7 +336,6 @@ class Journal(OfOneProcess):
 
     def _store(self, epoch: str, news: Sequence[Entry], newest: Id) -> None:
         """Write to the file, or, if that fails, to memory."""
-        files = self._files
         if self.trouble and elapsed_s() < self._retry_s:
             self._remember(epoch, news)
             return
@@ -344,28 +343,28 @@ class Journal(OfOneProcess):
             if self._memory:
                 waiting = list(self._memory)
                 remembered = [record_line(noted, entry.id, packed(entry)) for noted, entry in waiting]
-                self._append(files, remembered, max(entry.id for _, entry in waiting))
+                self._append(remembered, max(entry.id for _, entry in waiting))
                 self._memory.clear()
-            named = files.name
+            named = self._files.name
             lines = [record_line(epoch, entry.id, packed(entry)) for entry in news]
             # A new process reads no further back than a long batch, so it ends with the newest.
             is_long = len(lines) > FEW_LINES
             if is_long:
-                self._follow(files)
-            self._append(files, lines, newest)
+                self._follow()
+            self._append(lines, newest)
             if is_long:
-                self._follow(files)
+                self._follow()
             if self._newest.get(epoch, START) > newest:
-                self._append(files, [record_line(epoch, self._newest[epoch])], newest)
-            if files.name != named:
-                self._delete_old(files, newest[0])
+                self._append([record_line(epoch, self._newest[epoch])], newest)
+            if self._files.name != named:
+                self._delete_old(newest[0])
         except OSError as error:
             self._fail(error)
             self._remember(epoch, news)
 
-    def _append(self, files: DayFiles, lines: Sequence[bytes], newest: Id) -> None:
+    def _append(self, lines: Sequence[bytes], newest: Id) -> None:
         data = b"\n%b\n" % b"\n".join(lines)
-        file, end = files.append(data, newest[0])
+        file, end = self._files.append(data, newest[0])
         start = end - len(data)
         if self._followed == (file, start, start):  # otherwise another process has written too
             self._followed = (file, end, end)
@@ -375,10 +374,10 @@ class Journal(OfOneProcess):
         self._memory.extend((epoch, entry) for entry in news)
         self._remembered += len(news)
 
-    def _delete_old(self, files: DayFiles, newest_ms: int) -> None:
+    def _delete_old(self, newest_ms: int) -> None:
         """Delete old files, by the earlier of two clocks, so that no single clock makes a journal forget."""
         try:
-            files.delete_before(min(newest_ms, self._clock()) - self._keep_ms - SLACK_MS)
+            self._files.delete_before(min(newest_ms, self._clock()) - self._keep_ms - SLACK_MS)
         except OSError as error:
             if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                 raise
@@ -392,9 +391,9 @@ class Journal(OfOneProcess):
             if len(self._newest) > _MAX_EPOCHS:
                 del self._newest[next(iter(self._newest))]
 
-    def _follow(self, files: DayFiles) -> None:
+    def _follow(self) -> None:
         """Read the new lines of other processes. If the file is new to this process, reads only its end."""
-        file, size = files.growing()
+        file, size = self._files.growing()
         before, at, looked = self._followed
         if file is None or (file is before and size == looked):
             return
@@ -410,13 +409,13 @@ class Journal(OfOneProcess):
             self._noted.add(record.epoch)
         self._followed = (file, at + len(whole) + len(newline), size)
 
-    def _search_back(self, files: DayFiles, epoch: str) -> None:
+    def _search_back(self, epoch: str) -> None:
         """Look for an epoch further back, but not for ever: entries of other epochs are compared anyway."""
         left = SEARCH_BYTES
-        for name, end in reversed(files.ends().items()):
+        for name, end in reversed(self._files.ends().items()):
             start = max(0, end - left)
             left -= end - start
-            for record in files.records(name, start, end):
+            for record in self._files.records(name, start, end):
                 self._note_newest(record.epoch, record.id)
                 self._confirmed.add(record.epoch)
             if epoch in self._confirmed or left <= 0:
@@ -434,12 +433,12 @@ class Journal(OfOneProcess):
             return
         with suppress(LedgerError), self.locked(wait_s), self._lock:
             self._notes = notes = changed(self.notes())
-            self._tried(lambda files: replace_text(files.path("notes"), notes.text()))
+            self._tried(lambda: replace_text(self._files.path("notes"), notes.text()))
 
-    def _tried(self, work: Callable[[DayFiles], T]) -> T | None:
+    def _tried(self, work: Callable[[], T]) -> T | None:
         """What `work` returns; None if the files cannot be used."""
         try:
-            return work(self._files)
+            return work()
         except OSError as error:
             self._fail(error)
             return None

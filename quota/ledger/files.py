@@ -1,5 +1,5 @@
-"""SQLite files: the path in a URL, and who else could change the file. The ledger, the
-allowance, a store and an inbound storage are such files.
+"""SQLite files: the path in a URL, and who else could change the file. A ledger, a store and an inbound storage are
+such files.
 
 The URL is `sqlite:///relative/path` or `sqlite:////absolute/path`; `sqlite://` is a database in memory.
 """
