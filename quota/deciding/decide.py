@@ -135,7 +135,7 @@ def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
 def _missing(project: Project, views: Sequence[View], now_ms: int) -> Callable[[], None] | None:
     """The read of the next missing part of the log; None: all is read. Drops the entries that left these windows."""
     reading, behind = project.reading, []
-    totals = [total for view in views if (total := reading.totals.get(view))]
+    totals = [total for view in views if (total := reading.totals.get(view.name))]
     if not reading.began or len(totals) < len(views):
         return partial(project.begin, views)
     if reading.facts_markers != reading.markers:  # they have changed
@@ -155,7 +155,7 @@ def _missing(project: Project, views: Sequence[View], now_ms: int) -> Callable[[
 def _compare(project: Project, checklist: Checklist, now_ms: int) -> Outcome:
     """The outcome by the totals, once all is read."""
     reading = project.reading
-    used_units = tuple([reading.totals[view].used_units for view in checklist.views])
+    used_units = tuple([reading.totals[view.name].used_units for view in checklist.views])
     caps = checklist.caps_at(now_ms, reading.facts.granted(now_ms))
     closed = closing(reading.facts, checklist.closed_by, now_ms, project.jitter_ms)
     # Here a call is refused: a limit has no room for it, or upstream has closed its bucket.

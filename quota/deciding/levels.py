@@ -82,7 +82,7 @@ class Levels:
         newest = tuple(self._newest.values())
         standing = [heard for heard, at_ms in newest if at_ms >= since_ms and heard.stands(at_ms, now_ms)]
         read = self._project.used_units() if standing else {}
-        used = {limit.name: read[limit.view] for limit in self._limits if limit.view in read}
+        used = {limit.name: read[limit.view.name] for limit in self._limits if limit.view.name in read}
         return [heard for heard in standing if heard.changes(used)]
 
     def kept(self, heard: tuple[Heard, ...], now_ms: int) -> list[Heard]:

@@ -159,12 +159,12 @@ def _tell(project: Project, journal: Journal, lost: Sequence[Entry], at_ms: int)
 def _read_anew(project: Project, epoch: str, have: Sequence[Entry], trimmed: Id, facts: Facts) -> None:
     """Let the project begin again at this whole log."""
     reading, project.stored_ms = project.reading, 0
-    views = [*reading.totals]
+    views = [total.view for total in reading.totals.values()]
     reading.begin(epoch, have[-1].id if have else START, trimmed, facts)
     now_ms = project.now_ms()
     for view in views:
-        reading.totals[view] = total_of(view, have, now_ms, trimmed)
-        reading.totals[view].take_all((), reading.seen)
+        reading.totals[view.name] = total = total_of(view, have, now_ms, trimmed)
+        total.take_all((), reading.seen)
     for entry in have:
         if entry.key in reading.pending:
             reading.pending[entry.key] = entry.id

@@ -189,19 +189,20 @@ class Project(OfOneProcess):
             own = [Entry((ms, seq + n), *entry[1:]) for n, entry in enumerate(request.entries)]
             entries = [*unseen, *own]
         reading.take(Mark(request.epoch, request.seen), epoch, entries)
-        self._warn_of_refused(unseen)
+        if self._refused:
+            self._warn_of_refused(unseen)
         if entries:  # also of another log than this process reads: the journal is compared with it
             noted = START if self.journal is None else self.journal.newest(epoch)
             self._note(epoch, unseen, own)
             is_lacking = request.seen < noted <= entries[-1].id and all(entry.id != noted for entry in entries)
             if is_lacking and self.journal is not None:  # it was noted, and lost, while the request was on its way
                 self.journal.doubt(epoch, noted)
-        totals = [total for view in views if (total := reading.totals.get(view))]
+        totals = [total for view in views if (total := reading.totals.get(view.name))]
         return tuple([total.used_units for total in totals]) if len(totals) == len(views) else None
 
     def _warn_of_refused(self, unseen: Sequence[Entry]) -> None:
         """Warn of charges whose calls were refused here, because the ledger's answer was late."""
-        for entry in unseen if self._refused else ():
+        for entry in unseen:
             if (refused := self._refused.pop(entry.key, None)) is not None:
                 method, charges = refused
                 ids = listed(dict.fromkeys(ids_of_calls([(entry.id[0], charge.key) for charge in charges])))
@@ -262,7 +263,7 @@ class Project(OfOneProcess):
             if is_same_log:
                 self.reading.trimmed = beginning.trimmed
             for view in views:
-                if view not in self.reading.totals:
+                if view.name not in self.reading.totals:
                     kept = beginning.state.get(VIEW + view.name) if is_same_log else None
                     self.reading.open(view, kept, self.now_ms(), beginning.tip)
 
@@ -421,7 +422,7 @@ class Project(OfOneProcess):
         another thread reads the log anew."""
 
         def step() -> int | Callable[[], None] | None:
-            total = self.reading.totals.get(view)
+            total = self.reading.totals.get(view.name)
             if total is None or not self.reading.began:
                 raise BehindError
             if total.head < self.reading.seen:
@@ -442,9 +443,9 @@ class Project(OfOneProcess):
         """The units in a view that only upstream has counted."""
         return self.in_turn(lambda: self.reading.others(view))
 
-    def used_units(self) -> dict[View, int]:
-        """The units in each view, as far as this process has read."""
-        return self.in_turn(lambda: {view: total.used_units for view, total in self.reading.totals.items()})
+    def used_units(self) -> dict[str, int]:
+        """The units in each view, by its name, as far as this process has read."""
+        return self.in_turn(lambda: {name: total.used_units for name, total in self.reading.totals.items()})
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 

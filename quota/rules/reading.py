@@ -30,14 +30,15 @@ class Mark(NamedTuple):
 
 
 class Reading:
-    """See above. `totals` has the total of each limit that was asked about, which has counted up to `seen` or less."""
+    """See above. `totals` has the total of each limit that was asked about, by the name of its view; it has
+    counted up to `seen` or less."""
 
     def __init__(self) -> None:
         self.began = False
         self.epoch = ""
         self.seen = START
         self.trimmed = START
-        self.totals: dict[View, RunningTotal] = {}
+        self.totals: dict[str, RunningTotal] = {}
         self.facts: Facts = Facts()
         self.markers = 0
         """How many markers were read. Each means that the facts have changed."""
@@ -88,7 +89,7 @@ class Reading:
             total.start_at(now_ms)
         if len(self.totals) >= MAX_TOTALS:
             del self.totals[next(iter(self.totals))]
-        self.totals[view] = total
+        self.totals[view.name] = total
 
     def forget(self) -> None:
         """Let the next question begin to read again, as a new process does."""
@@ -148,9 +149,9 @@ class Reading:
 
     def others(self, view: View) -> list[Others]:
         """The units in a view that only upstream has counted."""
-        total = self.totals.get(view)
+        total = self.totals.get(view.name)
         return [] if total is None else total.others_after(total.at_ms)
 
     def kept_views(self) -> dict[str, str]:
         """The texts to keep of the totals, by the names of their views."""
-        return {view.name: total.kept(self.epoch) for view, total in self.totals.items() if total.head != START}
+        return {name: total.kept(self.epoch) for name, total in self.totals.items() if total.head != START}

@@ -303,9 +303,6 @@ class View:
             fields.append("calls")
         object.__setattr__(self, "name", "|".join(fields))
 
-    def __hash__(self) -> int:
-        return hash(self.name)  # a str caches its hash; ledgers look views up for each decision
-
 
 def _names(names: Collection[str]) -> str:
     """One field of a view's name: sorted names with commas, `*` for all, and escaped separators inside a name."""

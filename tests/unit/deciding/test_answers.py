@@ -48,7 +48,7 @@ class Asked:
         facts = more.pop("facts", Facts())
         for view, units in zip(self.checklist.views, used, strict=False):
             charge = Entry((NOW, 0), units, "units", "videos.list", "", "", "key")
-            self.project.reading.totals[view] = total_of(view, [charge], NOW)
+            self.project.reading.totals[view.name] = total_of(view, [charge], NOW)
         caps = self.checklist.caps_at(NOW, facts.granted(NOW))
         outcome = Outcome(reason, NOW, used, caps, facts=facts, **more)
         return self.answers.decision(self.checklist, outcome, commit=True)
