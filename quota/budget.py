@@ -330,8 +330,8 @@ class Budget(OfOneProcess):
         """The decision about each call. The charges were made at `first_ms`; None: nothing was charged. Tells
         the listener unless this is a peek."""
         checklist, charges, _, commit = priced
-        decisions, at = [], 0
-        for call in checklist.calls:
+        calls, decisions, at = checklist.calls, [], 0
+        for call in calls:
             of_call = decision if call is checklist else decision._replace(method=call.method, cost_units=call.units)
             if first_ms is not None and call.parts:
                 of_call = of_call._replace(id=id_of_call(first_ms, charges[at].key, len(call.parts) - 1))
@@ -339,7 +339,7 @@ class Budget(OfOneProcess):
             at += len(call.parts)
         if commit:
             self._note(checklist, charges[0], decision)
-            for call, of_call in zip(checklist.calls, decisions, strict=True):
+            for call, of_call in zip(calls, decisions, strict=True):
                 if of_call.id is not None:
                     self.tally(call.method, 1, sum([part.units for part in call.parts]), 0)
                 self.listener.decided(of_call)
