@@ -52,6 +52,9 @@ KEEP_AFTER = 250
 TRIM_AFTER_MS = MINUTE_MS
 """The least time between two trims by a process: a trim moves entries that have left every window to the past."""
 
+ASK_AGAIN_WITHIN_S = 0.5
+"""An append is sent again if it failed within this time: a decision must end within a second."""
+
 MAX_REFUSED = 1_000
 """How many calls a process remembers that it refused because the ledger did not answer."""
 
@@ -158,14 +161,15 @@ class Project(OfOneProcess):
 
     def ask(self, request: Append, views: Sequence[View] = ()) -> tuple[Reply, tuple[int, ...] | None]:
         """Send a request to the log, and take the entries of its answer. Also returns the units of these views then;
-        None if a total is missing. If the answer to an append is lost, this asks again with the same key, so the log
-        never has the charge twice. Raises LedgerError and BehindError."""
+        None if a total is missing. If the answer to an append is lost soon, this asks again with the same key, so the
+        log never has the charge twice. Raises LedgerError and BehindError."""
+        again_until_s = elapsed_s() + ASK_AGAIN_WITHIN_S if request.entries else 0.0
         try:
             reply = self.log.append(self.name, request)
         except UnusableLedger:
             raise
         except LedgerError:
-            if not request.entries:
+            if elapsed_s() > again_until_s:
                 raise
             self.reading.pending[request.entries[0].key] = None
             reply = self.log.append(self.name, request)

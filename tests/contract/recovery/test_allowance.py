@@ -120,6 +120,15 @@ def test_no_call_of_a_bucket_that_upstream_has_closed_is_drawn(far: Site, line: 
         assert machine.budget(limit(100), allowance=ALLOWANCE).charge("videos.list").source == "allowance"
 
 
+def test_a_ledger_that_is_slow_to_fail_is_asked_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that another process holds, or sentinels that are silent: the decision must end within a second."""
+    monkeypatch.setattr("quota.deciding.project.ASK_AGAIN_WITHIN_S", 0)
+    project = project_of(budget := site.machine().budget(limit(100)))
+    budget.peek("videos.list")
+    project.log = log = FaultyLog(project.log, {1: Fault(is_lost=True)}, "append")
+    assert (budget.charge("videos.list").reason, log.calls) == ("ledger-unavailable", ["append"])
+
+
 def test_a_copy_of_a_log_gets_no_draws_of_the_log(site: Site) -> None:
     """Both have one epoch, but the copy lacks what was charged since."""
     machine = site.machine()
