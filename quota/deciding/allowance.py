@@ -128,9 +128,8 @@ def hand_over(project: Project) -> None:
 
 def _of_this_log(project: Project, journal: Journal) -> list[str]:
     """The configurations whose draws this log gets: it has what they noted last, which a copy of their log lacks."""
-    read = project.request(restored(project, project.mark))
-    noted = journal.of_one_log().items()
-    return [name for name, last in noted if project.log.append(project.name, read._replace(must=[last])).word == "READ"]
+    mark, noted = restored(project, project.mark), journal.of_one_log().items()
+    return [name for name, last in noted if not project.log.lacks(project.name, *mark, [last])]
 
 
 def _hand_over(project: Project, journal: Journal, owed: Sequence[Draw]) -> list[int]:

@@ -289,8 +289,8 @@ class Project(OfOneProcess):
         if journal.uncompared(beginning.epoch):
             return True
         must = {journal.newest(beginning.epoch), *journal.late(beginning.epoch)} - {START, beginning.tip}
-        request = self.request(Mark(beginning.epoch, max(beginning.tip, beginning.trimmed)))._replace(must=[*must])
-        return bool(must) and self.log.append(self.name, request).word == "BEHIND"
+        seen = max(beginning.tip, beginning.trimmed)
+        return bool(must) and self.log.lacks(self.name, beginning.epoch, seen, must)
 
     def whole_facts(self, beginning: Moment) -> str:
         """The facts of the log as text, with the facts of this machine's journal that the log lacks: puts these back.

@@ -173,16 +173,13 @@ class Log(ABC):
         """Read fields of the state, without kept views (`view:NAME`) of this epoch whose last entry the log lacks:
         their process had read another copy."""
         moment = self.change(project, dict.fromkeys(fields), {})
-        reading = Append(moment.epoch, max(moment.tip, moment.trimmed))
-        heads = {}
+        seen, heads = max(moment.tip, moment.trimmed), {}
         for name in filter(lambda name: name.startswith(VIEW), moment.state):  # see `RunningTotal.kept`
             with suppress(ValueError):
                 of_epoch, _, _, head_text, _ = moment.state[name].split(" ", 4)
                 heads[name] = read_id(head_text) if of_epoch == moment.epoch else START
-        lacking = set()
-        for head in {*heads.values()} - {START, moment.tip}:
-            if self.append(project, reading._replace(must=[head])).word == "BEHIND":
-                lacking.add(head)
+        to_see = {*heads.values()} - {START, moment.tip}
+        lacking = {head for head in to_see if self.lacks(project, moment.epoch, seen, [head])}
         state = {name: text for name, text in moment.state.items() if heads.get(name) not in lacking}
         return moment._replace(state=state)
 
@@ -194,6 +191,10 @@ class Log(ABC):
         entry if that is later. A correction is noted by the key of its charge. The log sends nothing twice: if an
         answer is lost it raises LedgerError, and the author asks again.
         """
+
+    def lacks(self, project: str, epoch: str, seen: Id, entries: Iterable[Id]) -> bool:
+        """Whether the log lacks any of these entries, or is not the log that was read up to `seen` any more."""
+        return self.append(project, Append(epoch, seen, must=[*entries])).word == "BEHIND"
 
     @abstractmethod
     def read(self, project: str, after: Id, through: Id, count: int) -> Sequence[Entry]:
