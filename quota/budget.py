@@ -118,8 +118,8 @@ class Budget(OfOneProcess):
         self.checklists = Checklists(self.credential, book, _limits(limits), leave, project.wall)
         self.limits = self.checklists.shown
         project.longest_ms = max([project.longest_ms, *(limit.view.window.longest_ms for limit in self.limits)])
-        self.answers = Answers(self.credential, project, self.checklists)
-        self.levels = Levels(self.answers, book)
+        self.answers = Answers(project, self.checklists)
+        self.levels = Levels(self.answers)
         self.listener = Listener()
         self.tally: Callable[[str, int, int, int], object] = lambda *_: None
         """Called with each change of what this process spends: a method, calls and units (after a correction 0 or
@@ -220,7 +220,7 @@ class Budget(OfOneProcess):
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        outlook = look(self.answers, self.book, texts(methods, "methods"))
+        outlook = look(self.answers, texts(methods, "methods"))
         why = self._project.log.unwritable(self.project)
         return self._on_allowance(outlook, LedgerError(why)) if why else outlook
 

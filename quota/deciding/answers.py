@@ -38,7 +38,6 @@ class Refusal(NamedTuple):
 class Answers:
     """Makes the decisions of one budget."""
 
-    credential: str
     project: Project
     checklists: Checklists
 
@@ -55,7 +54,7 @@ class Answers:
         return Decision(
             admitted=admitted,
             source="ledger" if admitted and commit else None,
-            credential=self.credential,
+            credential=self.checklists.credential,
             project=self.project.name,
             method=checklist.method,
             cost_units=checklist.units,

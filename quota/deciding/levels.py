@@ -25,7 +25,6 @@ from quota.decision import Decision
 from quota.rules.calls import lowers, wanted_grants
 from quota.rules.entry import CALLS, Entry, others_units, parts_of_id
 from quota.rules.evidence import Heard, Level, evidence_of, others_name
-from quota.terms.costs import CostBook
 from quota.terms.limits import DAY_MS, SECOND_MS
 
 _log = logging.getLogger("quota")
@@ -40,8 +39,8 @@ BELIEVED_MS = DAY_MS
 class Levels:
     """What upstream's answers have said about the buckets of one budget. Safe to share between threads."""
 
-    def __init__(self, answers: Answers, book: CostBook) -> None:
-        self._answers, self._book = answers, book
+    def __init__(self, answers: Answers) -> None:
+        self._answers, self._book = answers, answers.checklists.book
         self._project, self._limits = answers.project, answers.checklists.shown
         self._newest: dict[tuple[str, tuple[str, ...]], tuple[Heard, int]] = {}
         """What the newest answers said of a bucket's window, and when: by bucket and the names of the limits."""

@@ -19,7 +19,6 @@ from quota.errors import LedgerError, UsageError
 from quota.rules.calls import Checklist
 from quota.rules.facts import Exhaustion
 from quota.rules.retry import room_at
-from quota.terms.costs import CostBook
 
 LOOK_WITHIN_S = 30.0
 """How long `counted` asks while totals have entries to read."""
@@ -46,7 +45,7 @@ class Outlook(NamedTuple):
     unwritable: str = ""
 
 
-def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
+def look(answers: Answers, methods: Sequence[str]) -> Outlook:
     """See `quota.Budget.outlook`. Raises LedgerError."""
     checklist, project = answers.checklists.of_a_look(), answers.project
     outcome = counted(project, checklist)
@@ -56,7 +55,7 @@ def look(answers: Answers, book: CostBook, methods: Sequence[str]) -> Outlook:
     closed, next_ms = outcome.closing, full.retry_at_ms if full is not None else None
     if closed is not None:
         next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.opens_ms(project.jitter_ms))
-    dearest = _dearest(answers, book, methods) if closed is None and full is None else None
+    dearest = _dearest(answers, methods) if closed is None and full is None else None
     states = answers.states(checklist, outcome, charged=False)
     return Outlook(outcome.now_ms, states, room_ms, closed, full, next_ms, dearest)
 
@@ -93,11 +92,11 @@ def _full(answers: Answers, checklist: Checklist, outcome: Outcome) -> Decision 
     return answers.decision(of_these, seen, commit=False)
 
 
-def _dearest(answers: Answers, book: CostBook, methods: Sequence[str]) -> Decision | None:
+def _dearest(answers: Answers, methods: Sequence[str]) -> Decision | None:
     """The decision for the dearest of these methods, by the share of its bucket that a call takes. None if the book
     has none of the methods, or the call can never be admitted."""
     project = answers.project
-    book = book.at(project.wall())
+    book = answers.checklists.book.at(project.wall())
     priced = [name for name in methods if book.canonical(name) in book.methods and book.price(name).parts]
     if not priced:
         return None

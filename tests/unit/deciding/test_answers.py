@@ -40,7 +40,7 @@ class Asked:
         self.project = Project(SqliteLog(clock=lambda: NOW), "project", clock=lambda: NOW, jitter_ms=JITTER_MS)
         self.project.read_on()
         checklists = Checklists("main", BOOK, limits, {}, lambda: NOW)
-        self.answers = Answers("main", self.project, checklists)
+        self.answers = Answers(self.project, checklists)
         self.checklist = checklists["videos.list", 100, None, "job"]
 
     def decision(self, reason: str, *used: int, **more: Any) -> Decision:
