@@ -70,7 +70,7 @@ class Answers:
 
     def states(self, checklist: Checklist, outcome: Outcome, *, charged: bool) -> tuple[LimitState, ...]:
         """The state of each limit at a decision."""
-        states = []
+        granted, states = outcome.facts.granted(outcome.now_ms), []
         # A decision that compared nothing has no numbers.
         each = zip(checklist.checks, outcome.used_units, outcome.caps, strict=False)
         for (limit, cost_units, leave_units, _), used_units, cap_units in each:
@@ -83,10 +83,8 @@ class Answers:
                 further_units = 0 if charged else cost_units
                 would_refuse = cost_units > 0 and used_units + further_units > cap_units
                 state = state._replace(shadow=True, would_refuse=would_refuse)
-            elif leave_units:
-                granted = outcome.facts.granted(outcome.now_ms)
-                if cap_units == cap(limit, leave_units, cost_units, None, granted):
-                    state = state._replace(leave_units=cap(limit, 0, cost_units, None, granted) - cap_units)
+            elif leave_units and cap_units == cap(limit, leave_units, cost_units, None, granted):
+                state = state._replace(leave_units=cap(limit, 0, cost_units, None, granted) - cap_units)
             states.append(state)
         return tuple(states)
 
