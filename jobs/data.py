@@ -157,8 +157,8 @@ def search(
     region. If more than 50,000 videos match, it ranks the newest 50,000.
 
     Accents and case do not matter. WORD* matches every word that begins with WORD. Emoji, C++ and C# are words.
-    Punctuation separates words: rock-n-roll matches rock, n and roll in a row, but wifi also matches Wi-Fi. Chinese,
-    Japanese, Korean and Thai words match inside longer text.
+    Punctuation separates words: rock-n-roll matches rock, n and roll in a row; wifi and Wi-Fi match each other.
+    Chinese, Japanese, Korean and Thai words match inside longer text.
 
     \b
     Example:
