@@ -161,8 +161,8 @@ class Project(OfOneProcess):
 
     def ask(self, request: Append, views: Sequence[View] = ()) -> tuple[Reply, tuple[int, ...] | None]:
         """Send a request to the log, and take the entries of its answer. Also returns the units of these views then;
-        None if a total is missing. If the answer to an append is lost soon, this asks again with the same key, so the
-        log never has the charge twice. Raises LedgerError and BehindError."""
+        None if a total is missing. If an append fails within ASK_AGAIN_WITHIN_S, this sends it again with the same key,
+        so the log never has the charge twice. Raises LedgerError and BehindError."""
         again_until_s = elapsed_s() + ASK_AGAIN_WITHIN_S if request.entries else 0.0
         try:
             reply = self.log.append(self.name, request)
