@@ -127,7 +127,7 @@ def _journals(session: Session) -> Iterator[Finding]:
         yield from _unusable(journal, project.name)
         with suppress(LedgerError, OSError):
             apart = journal.apart(project.log.begin(project.name).epoch)
-            for last in [*apart]:  # a moved or restored log has a new epoch and the same entry
+            for last in [*apart]:  # a moved or repaired log has a new epoch and the same entry
                 if any(
                     entry.id == last for entry in project.log.read(project.name, just_before(last[0]), last, MAX_READ)
                 ):

@@ -30,7 +30,7 @@ class Quota(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A pool that upstream itself counts, in one window or several: so much an hour, and so much a day.
+    """A quota that upstream counts separately, in one window or several: so much an hour, and so much a day.
 
     `quota_units` and `window` are of the longest window. Its end is what people call the bucket's reset.
     """
