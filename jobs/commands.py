@@ -37,7 +37,7 @@ def schedule(prints: bool, textfile: str | None, config: str | None) -> int:
     """Run all jobs on their schedules until a signal arrives.
 
     A line on stderr says when a tick (a scheduled start) begins or ends, or why it does not run. SIGTERM (status 0) and
-    Ctrl-C end it once the requested pages are stored. If schedulers share a Redis ledger, one fetches each region.
+    Ctrl-C end it once the requested pages are stored. If schedulers share a Redis ledger, only one fetches a region.
 
     \b
     Example:

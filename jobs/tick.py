@@ -54,8 +54,8 @@ def run(
 
     On a terminal it shows pages, units and the time left; elsewhere it prints its place once a minute.
 
-    If machines share a ledger, one of them fetches each region. On the others, a run prints that machine's name and
-    exits with 0.
+    If machines share a ledger, only one of them fetches a region. On the others, a run prints that machine's name
+    and exits with 0.
 
     --clock makes the run a rehearsal: it works on copies of the ledger and the store, calls only an `endpoint` on this
     machine, and starts each line with "rehearsal: ".
