@@ -195,7 +195,7 @@ class Budget(OfOneProcess):
         if before is None:
             raise UnknownCharge(
                 f"project {self.project!r} has no charge {show(charge_id)}; give the id that the charge returned, "
-                "before it leaves the log; after a loss, the machine that charged it puts it back at its next call"
+                "while the log has the charge; after a loss, the machine that charged it puts it back at its next call"
             )
         if not drawn and self._project.journal is not None:
             self._project.journal.draws.corrected(wanted)

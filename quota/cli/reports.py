@@ -472,7 +472,8 @@ def explain(
 ) -> None:
     """Explain the last refusal, or the charge with this ID.
 
-    For a refusal, show which limit decided, what fills it, when it has room again, and which change admits the call.
+    For a refusal, show which limit decided, what fills it, when it has room again, and which change would have admitted
+    the call.
     For a charge, show who made it, its corrections, each limit before and after it, and when it stops counting.
 
     It charges nothing. The ledger keeps the last 100 refusals of a project, and 35 days of charges, up to 500,000. If
