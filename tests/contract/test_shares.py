@@ -66,7 +66,7 @@ def test_calls_of_one_job_that_leave_together_share_it(setup: Setup) -> None:
         budget.charge("search.list", job="a")
 
 
-def test_credentials_of_one_project_share_the_shares_and_leave_of_all_jobs(tmp_path: Path) -> None:
+def test_shares_and_leave_hold_for_all_credentials_of_a_project(tmp_path: Path) -> None:
     """The metrics of the project are those of whichever credential was asked."""
     (tmp_path / "quota.toml").write_text(TWO_KEYS, encoding="utf-8")
     with quota.open(tmp_path / "quota.toml") as session:

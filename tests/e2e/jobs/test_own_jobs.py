@@ -74,7 +74,7 @@ def test_the_report_excludes_prints_of_a_fetch_function(tmp_path: Path) -> None:
         assert {"imported", "named"} <= set(other.stderr.splitlines())
 
 
-def test_charges_of_a_function_itself_have_the_id_of_its_run(tmp_path: Path) -> None:
+def test_charges_that_a_function_makes_have_the_id_of_its_run(tmp_path: Path) -> None:
     write(tmp_path, "mine:daily")
     (tmp_path / "mine.py").write_text(
         "import quota\nfrom quota.jobs.job import Page\ndef daily(client, region, cursor):\n"

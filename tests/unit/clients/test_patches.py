@@ -138,7 +138,7 @@ def test_a_library_that_has_no_place_to_patch_is_named_once(
     assert caplog.messages == [f"not_instrumented library={library}: its requests are not charged; see docs/auto.md"]
 
 
-def test_a_library_that_sdks_import_for_nothing_is_named_when_it_connects(
+def test_a_library_that_sdks_rarely_use_is_named_when_it_connects(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, patches: Patches
 ) -> None:
     (tmp_path / "websocket").mkdir()

@@ -420,7 +420,7 @@ def test_a_limit_on_all_methods_of_a_bucket_holds_it(tmp_path: Path) -> None:
     assert not [f for f in findings(tmp_path, text) if "'search'" in f.message]
 
 
-def test_an_allowance_has_to_fit_into_every_pool_that_such_calls_draw_on(tmp_path: Path) -> None:
+def test_an_allowance_has_to_fit_into_every_bucket_that_such_calls_draw_on(tmp_path: Path) -> None:
     text = '[ledger]\nunavailable = { max_cost = 1, allowance = 50 }\n[credentials.main]\napi = "youtube-v3-buckets"\n'
     (reported, _) = findings(tmp_path, text)
     assert "limit 'search-day' of project 'main' leaves 5 unspent" in reported.message
