@@ -452,8 +452,8 @@ def _import(module_name: str, setting: str, folder: Path | None) -> object:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Keep what the user's code prints, or a program that it starts, out of what a command prints, often as JSON. A
-    command waits for its main thread; others would undo each other's."""
+    """Keep what the user's code or its child processes print out of a command's output, often JSON. Only in the main
+    thread: threads that redirect at once would undo each other's redirection."""
     with ExitStack() as block:
         with suppress(OSError, ValueError):  # a program may have replaced or closed it
             if current_thread() is main_thread() and getattr(sys.stdout, "fileno", int)() == 1:

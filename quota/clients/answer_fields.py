@@ -165,7 +165,7 @@ class Answer:
         if limit is None and rule.limit is not None:
             text = self._once(rule.limit, "limit")
             limit = self._number(rule.limit, text)
-            if limit is None and text is not None:  # `-1` or `unlimited`: no limit, so no rest
+            if limit is None and text is not None:  # `-1` or `unlimited`: nothing says what remains
                 return None, None
         value = self._once(field, "remaining")
         parts = value.split(", ") if isinstance(value, str) else []  # `1,000` is no list

@@ -10,11 +10,11 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-MAX_KNOWN = 1_000
+MAX_HOSTS = 1_000
 """How many hosts the cache holds. Each request looks up its own host; a crawler meets more."""
 
 
-@lru_cache(MAX_KNOWN)
+@lru_cache(MAX_HOSTS)
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`, an address or a name. 0.0.0.0 means every address."""
     if host.lower().rstrip(".") == "localhost":

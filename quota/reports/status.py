@@ -189,7 +189,7 @@ class CredentialRow(NamedTuple):
 
     @property
     def next_ms(self) -> int | None:
-        """When any call may leave again."""
+        """When it is `open` again."""
         return self.outlook.next_ms if self.stopped is None else self.stopped.retry_ms
 
 

@@ -27,7 +27,7 @@ from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from quota.common.hosts import MAX_KNOWN, default_port, is_ambiguous, is_loopback, plain_path, readings_of
+from quota.common.hosts import MAX_HOSTS, default_port, is_ambiguous, is_loopback, plain_path, readings_of
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.terms.arguments import texts
@@ -119,7 +119,7 @@ class Hosts:
         return [*self._paths_of.get((host, port), ()), *of_any_port]
 
 
-@lru_cache(MAX_KNOWN)
+@lru_cache(MAX_HOSTS)
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower().replace(".mtls.googleapis.com", ".googleapis.com")
     if name.rpartition(".")[2][:1].isdigit():  # no domain ends so: the system reads the name as an address

@@ -2,8 +2,8 @@
 
     python -m bench.crowd         (in the folder `tests`; --processes and --seconds for a quick look)
 
-The number per second is of this machine alone, which has the server and all processes. The CPU time of a decision is of
-use elsewhere: the server decides one after the other, so it has one core.
+The number per second holds for this machine alone: it has the server and all processes. The CPU time of a decision
+holds elsewhere, too: the server makes one decision after the other, on one core.
 """
 
 from __future__ import annotations
