@@ -153,8 +153,8 @@ def _overrides(headers: Sent, *, by_wsgi: bool) -> Iterator[tuple[str, str]]:
 
 
 _VERB_FIELD = re.compile(rb"[._x](?<![\w.][._x])(?:(?<!x)(?:http)?|-(?:http-)?)method(?!\w)")
-"""Matches the field by which Laravel and Rails take any verb, Slim in capitals, Salesforce as `_HttpMethod`, or under
-the header's name. PHP reads `.` in a name as `_`."""
+"""Matches the field that overrides the verb: `_method` in Laravel and Rails, `_METHOD` in Slim, `_HttpMethod` in
+Salesforce, or the header's name. PHP reads `.` in a name as `_`."""
 
 
 def _may_name_verb(sent: bytes) -> bool:

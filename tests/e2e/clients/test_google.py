@@ -144,7 +144,7 @@ def test_no_client_sends_a_secret_to_another_machine_in_plain_text(connect: Conn
 
 
 def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Log, connect: Connect) -> None:
-    """Whatever happens on the way, the charges are the arrivals: by method, by number and by units."""
+    """Whatever happens on the way, the charges equal the arrivals: by method, by number and by units."""
     token = Credentials("a-token")  # type: ignore[no-untyped-call]
     youtube = connect(upstream.address, credentials=token)
     hasty = connect(upstream.address, timeout_s=0.2)
