@@ -227,7 +227,7 @@ class Awaiter:
         """Do any work except a decision, and return its result. If the task is cancelled meanwhile, the work is done
         all the same, and its result goes to `undo`."""
         loop = running_loop()
-        working = self._submit(self._others, work)
+        working = self._submit(self._reporter, work)
         try:
             await ended(working, loop)
         except CancelledError:
@@ -238,7 +238,7 @@ class Awaiter:
     def _take_back(self, asking: Submitted[T], undo: Callable[[T], None] | None) -> None:
         if undo is not None and not asking.cancelled():  # else it never began
             with suppress(QuotaError):  # the session was closed meanwhile: the charge stands
-                self._submit(self._others, lambda: undo(asking.result()))
+                self._submit(self._reporter, lambda: undo(asking.result()))
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
         if self._closed:
@@ -285,14 +285,14 @@ class Awaiter:
         """Give up the work under way; its charges may stand."""
         self._closed = True
         self._asker.shutdown(wait=False)
-        self._others.shutdown(wait=False)
+        self._reporter.shutdown(wait=False)
 
     def start_over_in_child(self) -> None:
         """Make new threads: a forked child lacks those of its parent."""
         from concurrent.futures import ThreadPoolExecutor  # late: it cannot be imported once a process ends
 
         self._asker = ThreadPoolExecutor(self._askers, thread_name_prefix="quota-ledger")
-        self._others = ThreadPoolExecutor(REPORTERS, thread_name_prefix="quota-other")
+        self._reporter = ThreadPoolExecutor(REPORTERS, thread_name_prefix="quota-reports")
 
 
 async def ended(working: Submitted[Any], loop: AbstractEventLoop) -> None:

@@ -535,7 +535,7 @@ def test_work_that_ends_after_its_loop_logs_nothing(configure: Configure, caplog
     loop.close()
     vars(loop)["is_closed"] = lambda: False  # as for a thread that looks just before
     over.set()
-    awaiter._others.shutdown()
+    awaiter._reporter.shutdown()
     del vars(loop)["is_closed"]
     assert caplog.records == []
 
