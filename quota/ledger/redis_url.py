@@ -120,8 +120,8 @@ def target_of(url: str, timeout_s: float) -> Target:
         if text:
             _only_once(name, name in given)
             given[name] = unquote(text)
-    nodes = _nodes_of(parts)
     _check_path(parts)
+    nodes = _nodes_of(parts)
     times = {name: float(given.get(name, timeout_s)) for name in TIMEOUTS}
     if not all(0 < time_s <= _LONGEST_S for time_s in times.values()):
         raise ValueError("no time to wait")
