@@ -74,7 +74,7 @@ class Answers:
         # A decision that compared nothing has no numbers.
         each = zip(checklist.checks, outcome.used_units, outcome.caps, strict=False)
         for (limit, cost_units, leave_units, _), used_units, cap_units in each:
-            if limit.paced and cap_units == cost_units and used_units and not charged:
+            if limit.paced and cap_units <= cost_units and used_units and not charged:
                 # Only an unused window has room for a call that costs more than the pace has released.
                 cap_units = cap(limit, leave_units, 0, outcome.now_ms, granted)
             noun, left_units = limit.view.selector.noun, max(0, cap_units - used_units)

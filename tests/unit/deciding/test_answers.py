@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -78,6 +79,8 @@ def test_a_call_above_what_upstream_grants_is_closed_and_one_that_the_grant_coul
     decision = Asked(limit(500)).decision("limit", 450, facts=facts)
     assert (decision.reason, decision.refused_by) == (reason, "day")
     assert (decision.retry_at_ms, decision.detail) == (retry_at_ms, detail)
+    (shown,) = Asked(replace(limit(500), paced=True)).decision("limit", 450, facts=facts).limits
+    assert shown.limit_units == 70, "what the pace has released of the grant"
 
 
 def test_an_unreadable_log_names_the_first_full_limit_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
