@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from quota.deciding.allowance import try_to_repay
 from quota.deciding.losses import StillCountingError, restored
-from quota.deciding.project import Project
+from quota.deciding.project import MAX_CLOCK_AHEAD_MS, Project
 from quota.errors import LedgerError
 from quota.ledger.log import MAX_PAST, PAST_MS, all_entries
 from quota.ledger.state import begin
@@ -75,6 +75,7 @@ def whole_since_ms(project: Project) -> int:
     # If the past is as old or as long as it may be, older entries were dropped.
     is_cut = oldest_ms <= beginning.clock_ms - PAST_MS + DAY_MS or log.past_length(name) >= MAX_PAST
     dropped_ms = (oldest_ms if is_cut else 0) if past else beginning.trimmed[0]
-    # After a loss machines put back what their journals have. If nothing is older than that, the past was lost, too.
+    # After a loss machines put back what their journals have. If nothing is older than that, the past was lost, too. A
+    # machine whose clock is behind puts back a little more, and so does a correction, which brings back its charge.
     back = [loss.since_ms - project.longest_ms - SLACK_MS for loss in project.state.facts().losses]
-    return max([dropped_ms, *(back_ms for back_ms in back if back_ms <= oldest_ms)])
+    return max([dropped_ms, *(back_ms for back_ms in back if back_ms <= oldest_ms + MAX_CLOCK_AHEAD_MS)])
