@@ -49,7 +49,7 @@ LAST_ATTEMPT_S = 30.0
 """No attempt begins later after the first one: a server that says nothing costs each attempt a minute."""
 
 SILENT_S = 15.0
-"""How long a call waits for an answer if the region before had none."""
+"""How long a call waits for the next byte of an answer if the region before had no answer."""
 
 log = logging.getLogger("quota.jobs")
 
@@ -117,7 +117,7 @@ class Attempts(Listener):
         self._signalled_s: float | None = None  # when a signal came while a page was in flight
         self.here = Checkpoint(self.job.name, "")
         self.tries = 0  # the attempts of the last step
-        self._within_s, self._left_s = math.inf, 0.0  # how long a call waits, and when the last one left
+        self._silent_s = math.inf  # how long a call waits for the next byte
         self._admitted: dict[str, _Admitted] = {}  # by the id of the charge
         self._unnoted: deque[tuple[int, int]] = deque()  # page numbers and units that the store does not have yet
         self._calls = _Calls()  # of the last attempt
@@ -129,7 +129,7 @@ class Attempts(Listener):
             self.client.close()
 
     def decided(self, decision: Decision) -> None:
-        calls, self._left_s = self._calls, elapsed_s()
+        calls = self._calls
         calls.refused, calls.refused_upstream = None if decision.admitted else decision, None
         calls.any_refused |= not decision.admitted
         if decision.id is not None:
@@ -157,7 +157,7 @@ class Attempts(Listener):
     def step(self, checkpoint: Checkpoint, attempts: int, silent: Sequence[str]) -> Page:
         """One step of the fetch function. It makes no further attempt at an address that is `silent`. Raises the error
         of the last attempt, Refused, and Interrupted."""
-        self.here, self.tries, self._within_s = checkpoint, 0, SILENT_S if silent else math.inf
+        self.here, self.tries, self._silent_s = checkpoint, 0, SILENT_S if silent else math.inf
         if self.client is None:
             self._connect()
         self.of_run = self.job.name, checkpoint.region
@@ -186,7 +186,7 @@ class Attempts(Listener):
     def _attempt(self) -> Any:
         """One call of the fetch function. Raises Refused if it hid a refusal of its last call."""
         self.tries += 1
-        self._calls, self._left_s = _Calls(), elapsed_s()
+        self._calls = _Calls()
         # Pass copies: an earlier attempt may have changed its cursor and options.
         cursor, options = copy.deepcopy((self.here.cursor, dict(self.job.options)))
         try:
@@ -255,14 +255,14 @@ class Attempts(Listener):
             waiting=self._wait_for_answer,
         )
 
-    def _wait_for_answer(self) -> None:
+    def _wait_for_answer(self, silent_s: float) -> None:
         """The client calls this again and again while it waits for an answer. After a signal it waits STOP_WITHIN_S."""
         if self.stop():
             now_s, within_s = elapsed_s(), interruption.STOP_WITHIN_S
             self._signalled_s = self._signalled_s or now_s
             if now_s - self._signalled_s >= within_s:
                 raise Interrupted(f"; the page in flight took over {within_s:g} s and was abandoned")
-        elif elapsed_s() - self._left_s > self._within_s:
+        elif silent_s > self._silent_s:
             raise TimeoutError("timed out")
 
     def failure_of(self, error: Exception) -> Failure:

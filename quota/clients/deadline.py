@@ -38,11 +38,11 @@ def connect_within_s(body: object, silent_s: float) -> float:
 
 
 class Watch(threading.local):
-    """The limits of one client. A waiting request calls `waiting` several times a second; an exception from `waiting`
-    ends the request.
+    """The limits of one client. A waiting request calls `waiting` several times a second, with the seconds since the
+    last byte; an exception from `waiting` ends the request.
     """
 
-    def __init__(self, limits: AnswerLimits, waiting: Callable[[], None] | None) -> None:
+    def __init__(self, limits: AnswerLimits, waiting: Callable[[float], None] | None) -> None:
         self.limits = limits
         self._waiting = waiting
         self._until_s: float | None = None
@@ -66,10 +66,10 @@ class Watch(threading.local):
         """Watch over what arrives on a connection of http.client."""
         conn.response_class = partial(_PatientResponse, watch=self)
 
-    def left_s(self) -> float:
+    def left_s(self, silent_s: float = 0.0) -> float:
         """The time left for this thread's request. Raises NoAnswer when no time is left."""
         if self._waiting is not None:
-            self._waiting()
+            self._waiting(silent_s)
         left_s = math.inf if self._until_s is None else self._until_s - elapsed_s()
         if left_s <= 0:
             allowed = self.limits.max_answer_s
@@ -92,13 +92,13 @@ class _Arriving(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        silent_until_s = elapsed_s() + (math.inf if self._timeout_s is None else self._timeout_s)
+        began_s = elapsed_s()
         while True:
-            self._sock.settimeout(min(POLL_S, self._watch.left_s()))
+            self._sock.settimeout(min(POLL_S, self._watch.left_s(elapsed_s() - began_s)))
             try:
                 return self._sock.recv_into(buffer)
             except TimeoutError:
-                if elapsed_s() >= silent_until_s:
+                if self._timeout_s is not None and elapsed_s() - began_s >= self._timeout_s:
                     raise
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class _PatientResponse(HTTPResponse):
         self.fp = io.BufferedReader(_Arriving(raw, sock, watch))
 
 
-def watch_each(session: Any, limits: AnswerLimits, waiting: Callable[[], None] | None) -> None:
+def watch_each(session: Any, limits: AnswerLimits, waiting: Callable[[float], None] | None) -> None:
     """Give each attempt of a session's metered adapters, and each for a token, the time of an answer."""
 
     def prepare(conn: Any) -> None:

@@ -65,7 +65,7 @@ def service(
     max_answer_s: float | None = None,
     max_items: int | None = None,
     max_units: int | None = None,
-    waiting: Callable[[], None] | None = None,
+    waiting: Callable[[float], None] | None = None,
 ) -> Resource:
     """Build a googleapiclient service that charges every HTTP attempt to `budget`.
 
