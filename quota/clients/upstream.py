@@ -326,7 +326,7 @@ class Described(Google):
         is_empty = any(state.is_empty for state in own)
         # A rule with a status alone, or with `lasts`, matches calls that came too soon.
         is_pause = rule is not None and not is_empty and (rule.lasts is not None or not rule.when.reads_body)
-        return Meaning(error, closes, tuple(levels), used_units, free, answer.unread, is_pause)
+        return Meaning(error, closes, tuple(dict.fromkeys(levels)), used_units, free, answer.unread, is_pause)
 
     def client(self, session: Any, credential: str, **limits: Any) -> Any:
         if not self.book.has_session:

@@ -332,14 +332,14 @@ def test_several_policies_speak_of_several_buckets() -> None:
     headers = {"RateLimit": '"points";r=3;t=9, "core";r=4', "RateLimit-Policy": '"core";q=5000;w=3600,"points";q=900'}
     levels = read(a_book(), 200, headers).levels
     assert levels == (Level("points", 3, 900, NOW_MS + 9_000), Level("core", 4, 5_000, None, HOUR_MS))
-    book = a_book(buckets='[buckets.day]\nquota = 9\nresets = "24h"')
-    level = Level("day", 3, None, NOW_MS + 9_000)
-    assert read(book, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (level,)
+    book, by_fields = (a_book(answers, '[buckets.day]\nquota = 9\nresets = "24h"') for answers in ("", OLDER))
+    assert read(book, 200, {"RateLimit": '"default";r=3;t=9'}).levels == (Level("day", 3, None, NOW_MS + 9_000),)
+    assert read(by_fields, 200, {"RateLimit-Limit": "9", "RateLimit-Remaining": "3"}).levels == (Level("day", 3, 9),)
     older = {"RateLimit-Limit": "9, 9;w=86400", "RateLimit-Remaining": "5, 3", "RateLimit-Reset": "7, 9.0"}
     dated = older | {"RateLimit-Reset": "Wed, 18 Nov 2026 11:06:49 GMT"}
     for headers in ({"RateLimit": "limit=9, remaining=3.9, reset=9"}, older, older | {"RateLimit-Limit": "9"}, dated):
         (of_day,) = read(book, 200, headers).levels
-        assert of_day._replace(window_ms=None) == level._replace(limit_units=9)
+        assert of_day._replace(window_ms=None) == Level("day", 3, 9, NOW_MS + 9_000)
     assert read(book, 200, older | {"RateLimit-Limit": "9;w=60"}).levels == (), "of another window"
     of_points = {"RateLimit-Limit": "900", "RateLimit-Remaining": "3", "RateLimit-Policy": "900;w=60"}
     assert [level.bucket for level in read(GITHUB, 200, of_points).levels] == ["points"], "of one bucket alone"
