@@ -24,12 +24,12 @@ from urllib.parse import urlsplit
 
 from quota.clients.answer_fields import Answer, AnswerLimits, Headers, PoolState
 from quota.clients.discovery import Routes, description, first_route, routes_of
-from quota.clients.upstream_errors import UpstreamError, buckets_of, classify, error_in
+from quota.clients.upstream_errors import UpstreamError, buckets_of, classify, error_in, plain
 from quota.common.clock import NEVER, host_clock
 from quota.common.hosts import readings_of
 from quota.errors import ConfigError, UsageError
 from quota.rules.evidence import Heard, Level
-from quota.terms.api import NO_BODY, OVERRIDES, VERBS, ClosedRule, RequestBody, Route, as_read
+from quota.terms.api import NO_BODY, OVERRIDES, VERBS, ClosedRule, Field, RequestBody, Route, as_read
 from quota.terms.costs import CostBook
 from quota.terms.limits import HOUR_MS, SECOND_MS, leaves_at
 
@@ -368,8 +368,8 @@ class Described(Google):
             )
             return base.error, tuple(later)
         error = error_in(answer.body)
-        named_by_rule = rule.when.value if rule is not None and isinstance(rule.when.value, str) else ""
-        reason = error.reason or named_by_rule
+        at_rule = None if rule is None else answer.text(Field(pointer=rule.when.pointer), "")
+        reason = error.reason or plain(at_rule or "")
         message = error.words or reason or f"HTTP {answer.status}"
         until_ms = self._until_ms(answer, rule, bucket, states)
         return UpstreamError("closed", bucket, reason, message), (Closing(bucket, until_ms, message),)

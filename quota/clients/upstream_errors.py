@@ -116,7 +116,7 @@ def error_in(body: bytes) -> ErrorBody:
     try:
         data = document_in(body)
     except (ValueError, RecursionError):
-        return ErrorBody(_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
+        return ErrorBody(plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
     words = _words(data)
     if isinstance(data, list) and data:
         data = data[0]  # some upstreams wrap the error in a list
@@ -129,7 +129,7 @@ def error_in(body: bytes) -> ErrorBody:
     metadata = [info for detail in details for info in _dicts([detail.get("metadata")])]
     errors = list(_dicts(error.get("errors")))
     reasons = [_word(item.get("reason")) for item in (*details, *errors)]
-    messages = (_plain(text) for item in (error, *errors) if isinstance(text := item.get("message"), str))
+    messages = (plain(text) for item in (error, *errors) if isinstance(text := item.get("message"), str))
     return ErrorBody(
         words=words,
         message=next(filter(None, messages), ""),
@@ -167,7 +167,7 @@ def _words(document: object) -> str:
             left.extend((name, part) for part in value)
         elif isinstance(value, str) and value.strip():
             texts.setdefault(name, value)
-    return next((_plain(texts[name]) for name in _WORDS if name in texts), "")
+    return next((plain(texts[name]) for name in _WORDS if name in texts), "")
 
 
 def _dicts(value: object) -> Iterator[dict[str, object]]:
@@ -180,7 +180,7 @@ def _word(value: object) -> str:
     """A name or figure as upstream writes it; numbers are accepted where upstream sends text."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value) if abs(value) < 10**18 else ""
-    return _plain(value)[:128] if isinstance(value, str) else ""
+    return plain(value)[:128] if isinstance(value, str) else ""
 
 
 # In a message, only tags that upstream really uses: "Requests from referer <empty> are blocked" is not markup.
@@ -188,7 +188,7 @@ _KNOWN_TAG = re.compile(r"(?i)</?(?:a|b|i|p|br|em|li|ul|code|span|strong)\b[^<>]
 _ANY_TAG = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^<>]*>")
 
 
-def _plain(text: str, tags: re.Pattern[str] = _KNOWN_TAG) -> str:
+def plain(text: str, tags: re.Pattern[str] = _KNOWN_TAG) -> str:
     """One line of printable text without markup or keys, cut at MAX_MESSAGE_LENGTH."""
     text = tags.sub(" " if tags is _ANY_TAG else "", text[:20_000])
     with contextlib.suppress(ValueError):  # `&#` with thousands of digits

@@ -193,7 +193,7 @@ def test_a_closed_bucket_has_upstreams_own_words(body: object, why: str) -> None
 
 def test_a_list_of_one_error_and_an_error_in_another_encoding_are_that_error() -> None:
     book = a_book('closed = [{ status = 429, json = "/error/why" }]')
-    assert read(book, 429, {}, b'[{"error": {"why": "full"}}]').closes
+    assert read(book, 429, {}, b'[{"error": {"why": "full"}}]').closes[0].why == "full"
     assert not read(book, 429, {}, b'[{"error": {"why": "full"}}, {}]').closes
     assert read(book, 429, {}, '{"error": {"why": "complété"}}'.encode("latin-1")).closes
 
