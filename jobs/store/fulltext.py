@@ -9,7 +9,7 @@ This module makes each of their characters a word, and searches for several as a
 東京タワー. Forms that Unicode calls compatible are equal: full width and half width, ligatures, a letter with its
 accent in one code point or in two. A letter also equals what people type for it: Strasse and Straße, Lodz and Łódź,
 елка and ёлка, カラ and から, 12 and १२; München is both Munchen and Muenchen. A word with punctuation inside is found
-without it, too, and the reverse: dont and Don't, USA and U.S.A., 10000 and 10,000.
+without it, too, and the reverse: dont and Don't, acdc and AC/DC, 10000 and 10,000.
 
 The index knows letters and digits only. So this module repeats each symbol, and each word that ends in +, #, ♭ or %
 or begins with a dot, after the text, in private letters: 🔥, C++, 50% and .NET are words, and `win🔥goal` still has the
@@ -102,7 +102,7 @@ _THAI_TONE = "([\u0e48-\u0e4b])([\u0e31\u0e34-\u0e3a\u0e4d])"
 """Matches a tone mark before the vowel below or above, where it also looks right."""
 
 _INSIDE = (
-    r"(?:['\u2019`\u00b7\u05f3\u05f4\"]|(?<=\b[^\W\d_])\.(?=[^\W\d_]\b)|"
+    r"(?:['\u2019`\u00b7\u05f3\u05f4\"]|(?<=[^\W\d_])[./](?=[^\W\d_])|"
     r"(?<=\d)[.,\u066c](?=\d{3}(?!\d))|(?<!\d)[-\u2010]|[-\u2010](?!\d))"
 )
 _JOINED = rf"(?<![^\W_])[^\W_\u0e00-\U0003ffff]+(?:{_INSIDE}[^\W_\u0e00-\U0003ffff]+)+"

@@ -240,8 +240,8 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
         ("เเมว น้ำ กี้ หลัง", ["แมว", "น\u0e4d\u0e49า", "ก\u0e49\u0e35"], ["แอว", "กี่"]),
         ("हिन्दी अंधा જંતર അവൻ अन्न", ["हिंदी", "अन्धा", "જન્તર", "അവന്\u200d", "अन्न"], ["अंन"]),
         (
-            "Don't wi-fi: 10,000 Hawai\u02bbi צה״ל 5-10 U.S.A. v1.2",
-            ["dont", "wifi", "10000", "hawaii", "צהל", "don't", "usa", "U.S.A."],
+            "Don't wi-fi: 10,000 Hawai\u02bbi צה״ל 5-10 U.S.A. v1.2 Node.js AC/DC",
+            ["dont", "wifi", "10000", "hawaii", "צהל", "don't", "usa", "U.S.A.", "nodejs", "acdc"],
             ["510", "fi10", "12", "v12"],
         ),
         ("email 3D coop; WiFi", ["e-mail -", "3-D", "«Co-op»", "wi-fi", "wi-f*", "e-mail 3-d"], ["em-ai", "e-mai"]),
