@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -115,18 +113,6 @@ def test_a_grant_of_nothing_closes_every_call_until_it_is_raised(site: Site) -> 
         assert (refused.reason, refused.retry_at_ms) == ("closed", None)
         (row,) = read_status(session).credentials
         assert (row.open, {limit.shut for limit in row.limits}) == (False, {True})
-
-
-@each_ledger
-def test_charges_that_everybody_lost_count_as_units_of_others(site: Site, state_dir: Path) -> None:
-    site.call("search.list", 5)
-    site.empty_ledger()
-    shutil.rmtree(state_dir)
-    site.call("videos.list", 1)
-    result = site.reconcile(after_ms=HOUR_MS)
-    assert [(count.our_units, count.unknown_units, result.changed) for count in result.buckets] == [(1, 500, True)]
-    assert site.used() == {"day": 501, "pacific-day": 501}
-    assert not site.reconcile().changed
 
 
 def test_an_unexplained_exhaustion_is_reported(site: Site) -> None:
