@@ -93,9 +93,13 @@ def status_parts(status: Status) -> Iterator[Part]:
         yield from early_of(credential)
         if credential.limits:
             yield _limits_of(credential, status.at_ms)
-        for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
-            if edge_ms is not None:
-                yield Line(f"upstream resets {moment(edge_ms, zone)}, in {spell(edge_ms - status.at_ms)}")
+        resets: dict[tuple[int, str | None], list[str]] = {}
+        for row in credential.limits:
+            if row.resets_ms is not None:
+                resets.setdefault((row.resets_ms, row.zone), []).append(row.limit.name)
+        for (edge_ms, zone), names in resets.items():
+            what = f"upstream resets {listed(names)}:" if len(resets) > 1 else "upstream resets"
+            yield Line(f"{what} {moment(edge_ms, zone)}, in {spell(edge_ms - status.at_ms)}")
         if credential.jobs:
             yield _jobs(credential.jobs, status.at_ms)
         yield from stopped_jobs_of(credential)

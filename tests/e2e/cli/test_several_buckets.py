@@ -112,3 +112,9 @@ def test_a_limit_shows_the_reset_of_its_own_window(quota: Quota) -> None:
     (credential,) = quota.json("status")["credentials"]
     resets = [limit["name"] for limit in credential["limits"] if limit["resets_at"] is not None]
     assert resets == ["points-quarter-hour", "points-utc-quarter-hour"]
+    book = BOOK.replace('"1h"', '{ calendar = "month", zone = "UTC" }').replace(
+        '"quarter-hour", zone = "UTC"', '"day", zone = "America/Los_Angeles"'
+    )
+    (quota.folder / "forge.toml").write_text(book)
+    lines = [line.split(": ")[0] for line in quota("status").stdout.splitlines() if line.startswith("upstream resets")]
+    assert lines == ["upstream resets month, utc-month", "upstream resets points-day, points-pacific-day"]
