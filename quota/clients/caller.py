@@ -54,8 +54,9 @@ class Caller:
         if self.credentials is not None:
             fields = signed if self.googles else {}
             self.credentials.before_request(self._ask, verb, url, fields)
-            if not self.googles:  # only Google takes the others, where a key or nothing may be the login
-                signed["authorization"] = fields["authorization"]
+            # Only Google takes the other fields, where a key or nothing may be the login.
+            if "authorization" in fields:
+                signed["authorization"] = fields["authorization"].strip()  # clients' errors quote one with a line's end
         elif self.place.query:
             own = urlencode([(self.place.query, self.key)])
             return with_query(url, own, without=()), signed
