@@ -105,7 +105,7 @@ class Caller:
         with Session() as session:
             session.auth = lambda request: request  # else requests reads the login of ~/.netrc
             for adapter in session.adapters.values():
-                pool_for = getattr(adapter, "get_connection_with_tls_context", None)  # since requests 2.32
+                pool_for = getattr(adapter, "get_connection_with_tls_context", None)  # since requests 2.32.2
                 vars(adapter)["get_connection_with_tls_context"] = partial(self._pool, pool_for)
             return Request(session)(*args, **{"timeout": RENEW_S} | options)
 

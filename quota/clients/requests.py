@@ -78,7 +78,7 @@ class MeteredAdapter(HTTPAdapter):
         **options: Any,
     ) -> None:
         if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
-            raise UsageError(f"requests {version} is too old to be metered; install 2.32 or newer")
+            raise UsageError(f"requests {version} is too old to be metered; install 2.32.2 or newer")
         if not hasattr(urllib3, "BaseHTTPResponse"):
             raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
         self._gate, self._limits, self._timeout_s, self.caller = gate, limits, timeout_s, caller

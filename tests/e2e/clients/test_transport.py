@@ -363,6 +363,9 @@ def test_an_adapter_that_retries_or_is_too_old_is_refused(ledger: Log, monkeypat
     reload(sys.modules["quota.clients.urllib3"])
     with pytest.raises(UsageError, match="is too old to be metered; install 2 or newer"):
         requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com")
+    monkeypatch.delattr(requests.adapters.HTTPAdapter, "get_connection_with_tls_context")
+    with pytest.raises(UsageError, match=r"is too old to be metered; install 2\.32\.2 or newer"):
+        requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com")
 
 
 over_a_mock = partial(Httpx, inner=httpx.MockTransport(lambda asked: httpx.get(asked.url, trust_env=False)))
