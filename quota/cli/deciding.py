@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-import quota
 from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import PATH, Options, call_options, shared
 from quota.cli.output import fail, opened, print_as, print_parts, say, temporary_folder, unprinted
@@ -27,6 +26,8 @@ from quota.terms.limits import DAY_MS, MAX_UNITS, MINUTE_MS, Calendar, Limit, Se
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from quota.clients.instrument.payers import Payers
 
 MAX_FILE_BYTES = 65_536
 """A hundred calls with comments need less. `/dev/zero` has more."""
@@ -305,14 +306,17 @@ def exec_(*, auto: bool, summary: bool, method: str | None, command: list[str], 
 
 
 def _auto(command: list[str], config: str | None, credential: str | None, job: str, *, summary: bool) -> int:
+    from quota.auto import payers_of
     from quota.clients.instrument.processes import REMEDY, unseen_program
 
     program = unseen_program(command)
     if program is not None:
         fail(f"{program} is not instrumented: {REMEDY}")
+    with opened(config, err=True) as session:
+        payers = payers_of(session, credential)
+        environment = _environment(session.settings.path, credential, job)
     if summary:
-        return _run_and_sum_up(command, config, credential, job)
-    environment = _environment(config, credential, job)
+        return _run_and_sum_up(command, environment, payers)
     try:
         _become(command, environment)
     except OSError as error:
@@ -339,39 +343,30 @@ def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn
 # -- --auto: no change to the program ----------------------------------------------------------------------------------
 
 
-def _environment(config: str | None, credential: str | None, job: str, tally: str = "") -> dict[str, str]:
-    """The environment that instruments every Python. Its processes count in the folder `tally` what they spend. Raises
-    ConfigError or UsageError for a wrong configuration or one without hosts."""
-    from quota.auto import payers_of
-    from quota.clients.instrument import TALLY
-
-    with opened(config, err=True) as session:
-        payers_of(session, credential)
-        path = session.settings.path
+def _environment(config: Path | None, credential: str | None, job: str) -> dict[str, str]:
+    """The environment that instruments every Python, with the configuration in this file."""
     given = {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH")))),
         "QUOTA_AUTO_HOME": str(SITE.parents[2]),
         "QUOTA_AUTO_CREDENTIAL": credential or "",
     }
-    if path is not None:
-        given["QUOTA_CONFIG"] = os.path.abspath(path)  # absolute: the program may change its folder
+    if config is not None:
+        given["QUOTA_CONFIG"] = os.path.abspath(config)  # absolute: the program may change its folder
     if job:
         given["QUOTA_JOB"] = job
-    if tally:
-        given[TALLY] = tally
     return {**os.environ, **given}
 
 
-def _run_and_sum_up(command: list[str], config: str | None, credential: str | None, job: str) -> int:
-    """Run a command to its end, and print what it and its children spent, by method."""
-    from quota.auto import payers_of
+def _run_and_sum_up(command: list[str], environment: Mapping[str, str], payers: Payers) -> int:
+    """Run a command to its end, and print what it and its children spent, by method. Its processes count that in a
+    folder."""
+    from quota.clients.instrument import TALLY
     from quota.clients.instrument.processes import Total, spent_in
     from quota.wording import Table
 
     with temporary_folder("tally") as tally:
-        environment = _environment(config, credential, job, tally)
         try:
-            status = _run(command, environment)
+            status = _run(command, {**environment, TALLY: tally})
         except OSError as error:
             return _not_started(command, error)
         methods, had_python = spent_in(tally), any(Path(tally).iterdir())
@@ -384,15 +379,10 @@ def _run_and_sum_up(command: list[str], config: str | None, credential: str | No
     if not had_python:
         line += "; no Python ran that quota can instrument"
     elif not methods:
-        with quota.open(config) as session:
-            line += f"; quota charged no request to {listed(payers_of(session, credential).hosts)} (free calls aside)"
-            line += "; see docs/auto.md for what it cannot see, or name another address as `endpoint` of the credential"
-    else:
-        with quota.open(config) as session:
-            books = [credential.book for credential in session.settings.credentials.values()]
-        prices = (price for book in books for method in methods for price in book.methods.get(method, ()))
-        if any(len(price.parts) > 1 for price in prices):
-            line += "; units of several buckets are added up"
+        line += f"; quota charged no request to {listed(payers.hosts)} (free calls aside)"
+        line += "; see docs/auto.md for what it cannot see, or name another address as `endpoint` of the credential"
+    elif payers.adds_buckets_up(methods):
+        line += "; units of several buckets are added up"
     say(line, err=True)
     return status
 

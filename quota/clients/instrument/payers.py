@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
@@ -81,6 +81,12 @@ class Payers:
     def hosts(self) -> tuple[str, ...]:
         """The hosts of all payers, as the configuration names them."""
         return tuple(dict.fromkeys(name for payer in self._payers for name in payer.credential.hosts))
+
+    def adds_buckets_up(self, methods: Collection[str]) -> bool:
+        """Whether a sum of the units of these methods may add several buckets up."""
+        books = [payer.credential.book for payer in self._payers]
+        prices = (price for book in books for method in methods for price in book.methods.get(method, ()))
+        return any(len(price.parts) > 1 for price in prices)
 
     def _knows(self, host: str, port: int | None) -> bool:
         return any((host, port) in payer.hosts for payer in self._payers)

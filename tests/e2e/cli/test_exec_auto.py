@@ -306,7 +306,9 @@ def test_a_child_whose_requests_nobody_sees_is_named_once(quota: Quota) -> None:
 
 
 def test_a_program_without_charged_requests_gets_a_hint(quota: Quota, server: PlainServer) -> None:
-    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", "import urllib3")
+    program = "import os, sys, urllib3; os.unlink('quota.toml'); sys.exit(3)"  # the configuration was read before
+    done = quota("exec", "--auto", "--summary", "--", sys.executable, "-c", program)
+    assert done.returncode == 3
     summary = f"0 calls, 0 units, 0 refused; quota charged no request to {server.address[7:]} (free calls aside)"
     ways = "see docs/auto.md for what it cannot see, or name another address as `endpoint` of the credential"
     assert done.stderr == f"{summary}; {ways}\n"
