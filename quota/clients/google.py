@@ -232,7 +232,7 @@ class GoogleGate(HostGate):
         root = urlsplit(document["rootUrl"])
         host = root.hostname or ""
         # On loopback, the port distinguishes servers. Elsewhere, all ports of a host share one quota.
-        own = root.netloc if is_loopback(host) and root.port else host
+        own = root.netloc if is_loopback(host) and root.port else root.netloc.removesuffix(f":{root.port}")
         self._own = Hosts([own])
         self._routes = Routes(document)
         self.payer = meter.budget.project, meter.budget.credential

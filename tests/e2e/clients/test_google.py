@@ -589,18 +589,19 @@ def test_a_token_goes_nowhere_else_either(ledger: Log, connect: Connect, status:
         assert "a-token-of-the-tests" not in f"{request.headers} {request.target}"
 
 
+@pytest.mark.parametrize("host", ["upstream.invalid", "[2001:db8::1]"])
 def test_the_proxy_of_the_environment_is_obeyed_and_the_login_of_netrc_is_not(
-    ledger: Log, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ledger: Log, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str
 ) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine upstream.invalid login somebody password else\nmachine 127.0.0.1 login a password b\n")
     monkeypatch.setenv("NETRC", str(netrc))
     with PlainServer(lambda request: Answer()) as proxy, PlainServer(lambda request: Answer()) as here:
         monkeypatch.setenv("HTTP_PROXY", proxy.address)
-        popular(connect("http://upstream.invalid", insecure_endpoint=True)).execute()
+        popular(connect(f"http://{host}", insecure_endpoint=True)).execute()
         popular(connect(here.address)).execute()  # no proxy could reach it
         (arrived,), (direct,) = proxy.arrived, here.arrived
-    assert arrived.target.startswith("http://upstream.invalid/youtube/v3/videos?")
+    assert arrived.target.startswith(f"http://{host}/youtube/v3/videos?")
     assert [request.headers.get("authorization") for request in (arrived, direct)] == [None, None]
     assert charged(ledger) == {"videos.list": 2}
 
