@@ -314,8 +314,7 @@ def _refusal(
     checkpoint, method, refused = Checkpoint(job.name, (job.regions or ("",))[0]), None, None
     with suppress(StoreError, quota.ConfigError, quota.LedgerError):
         checkpoint = by_rotation(checkpoints_of(session, job, store))[0]
-        last = store.runs.read(job.name, count=1, ended=True)
-        refused = next(((run.refusal or {}).get("method") for run in last), None)
+        refused = store.runs.stopped_at(job.name)
         try:
             store.check_keys(job)
         except StoreError as error:

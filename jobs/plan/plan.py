@@ -494,13 +494,13 @@ def look_ahead(copy: Session, name: str, fetch: Fetch, regions: Sequence[str], e
     `copy`, which must be a copy of the real one (`quota.cli.rehearsal.copied`). Raises UsageError, StoreError and
     LedgerError."""
     job, now_ms = copy.settings.jobs[name], copy.ledger.now_ms()
-    work = simulation.Pass(job, copy.budget(job.credential), fetch)
     chosen = set(regions_of(job, regions))
     away = max(
         (elsewhere[region] for region in chosen & elsewhere.keys()), key=lambda there: there.until_ms, default=None
     )
     with Store.if_made(copy.settings.store, copy.ledger.now_ms) as store:
         store.check_keys(job)
+        work = simulation.Pass(job, copy.budget(job.credential), fetch, store.runs.stopped_at(name))
         standing = [place for place in checkpoints_of(copy, job, store) if place.region in chosen - elsewhere.keys()]
         places = list(map(in_round, by_rotation(standing)))  # the same as in `Store.start_round`
     of_run, done, refusal = work.of_run(), 0, None

@@ -48,10 +48,10 @@ UNNAMED = "unknown"
 # -- the cost of a pass ------------------------------------------------------------------------------------------------
 
 
-def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[str, ...]:
+def pass_steps(job: JobSettings, fetch: Fetch, refused: str | None = None) -> tuple[str, ...]:
     """The methods of the most calls of one pass over one region: upstream may have fewer pages than the job asks for.
 
-    A user's own fetch function is assumed to make the call that it names, once per page.
+    A user's own fetch function is assumed to make the call that it names, or else the `refused` one, once per page.
     """
     if job.fetch == "search":
         return ("search.list", "videos.list") * pages_of(job)
@@ -60,7 +60,7 @@ def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[str, ...]:
         ids = job.options["ids"]
         wanted = len(set(ids)) if isinstance(ids, (list, tuple)) else 1
         pages = min(pages, -(-wanted // PAGE_ITEMS))
-    return (attempt_of(fetch, None) or UNNAMED,) * pages
+    return (attempt_of(fetch, None) or refused or UNNAMED,) * pages
 
 
 def step_at(job: JobSettings, checkpoint: Checkpoint) -> int:
@@ -247,10 +247,11 @@ class PricedCall(NamedTuple):
 class Pass:
     """What a run of one job does in each of its regions."""
 
-    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch) -> None:
+    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch, refused: str | None = None) -> None:
         self.job = job
         self.budget = budget
-        self._methods = list(map(budget.book.canonical, pass_steps(job, fetch)))
+        refused = refused if refused in budget.book.methods else None
+        self._methods = list(map(budget.book.canonical, pass_steps(job, fetch, refused)))
         # If the budget cannot tell two jobs apart, a refusal of one is a refusal of the other.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
         self._knows = budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else ""

@@ -127,6 +127,11 @@ class RunHistory:
         rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
 
+    def stopped_at(self, job: str) -> str | None:
+        """The method of the call whose refusal stopped the last run of a job; None if nothing stopped it."""
+        last = self.read(job, count=1, ended=True)
+        return next(((run.refusal or {}).get("method") for run in last), None)
+
     def note_units(self, job: str, units: Units) -> None:
         """Note the units of a run's attempts."""
         if units:

@@ -130,8 +130,10 @@ def test_an_empty_pool_stops_the_run_until_its_reset_and_the_next_run_goes_on(fo
     (folder / "own_github_job.py").write_text(FETCH.replace('@first_attempt("read")', ""))
     other = 'ping = { units = 1, bucket = "pings" }\n[buckets.pings]\nquota = 9\nresets = "1h"\n[routes]'
     (folder / "github.toml").write_text(BOOK.replace("[routes]", other))
-    (job,) = Quota(folder).json("status")["credentials"][0]["jobs"]
-    assert job["refused_by"] == "core", "the call that stopped it would stop it again"
+    quota = Quota(folder)
+    (job,), ahead = quota.json("status")["credentials"][0]["jobs"], quota.json("run", "issues", "--dry-run")
+    stopped_by = job["refused_by"], ahead["calls"][0]["method"]
+    assert stopped_by == ("core", "read"), "the call that stopped it would stop it again"
 
 
 LOGIN = """from google.oauth2.credentials import Credentials
