@@ -104,6 +104,9 @@ class Proxies:
         client = parse_address(peer) if peer else None
         is_trusted = self._is_trusted(client) if client is not None else self._unix and not peer
         if not is_trusted:
+            if client is not None and client.is_private and lines():
+                remedy = "if that is your proxy, add it to trusted_proxies"
+                self._warn(f"requests from a private address have {self.field}", remedy)
             return self._address(client, peer)
         parse = _forwarded_for if self.field == FORWARDED else parse_address
         for entry in _from_the_right(",".join(lines()), quotes=self.field == FORWARDED):
@@ -121,12 +124,15 @@ class Proxies:
             client = IPv6Address(int(client) >> IPV6_BITS << IPV6_BITS)
         if client is not None or peer:
             return _named("a", str(client or peer))
+        trust = "" if self._unix else f'add "{UNIX}" to trusted_proxies, and '
+        self._warn("requests over a unix socket name no client", f"{trust}have the proxy send {self.field}")
+        return f"a:{UNIX}"
+
+    def _warn(self, why: str, remedy: str) -> None:
+        """Log once that requests of several visitors count as those of one."""
         if not self._is_warned:
             self._is_warned = True
-            trust = "" if self._unix else f'add "{UNIX}" to trusted_proxies, and '
-            message = "requests over a unix socket name no client, so all of them share one limit"
-            warn("inbound_one_visitor", f"{message}; {trust}have the proxy send {self.field}")
-        return f"a:{UNIX}"
+            warn("inbound_one_visitor", f"{why}, so all of them share one limit; {remedy}")
 
 
 class Identify:

@@ -51,7 +51,6 @@ def test_cloudflares_field_has_the_client(peer: str, lines: tuple[str, ...], cli
         ("fe80::1%eth0", (), "a:fe80::"),
         # A unix socket has no address.
         (None, ("203.0.113.7",), "a:203.0.113.7"),
-        (None, (), "a:unix"),
     ],
 )
 def test_the_address_is_counted_from_the_right(peer: str | None, lines: tuple[str, ...], client: str) -> None:
@@ -111,7 +110,6 @@ def test_a_key_goes_before_a_user_and_a_user_before_an_address() -> None:
     assert re.fullmatch("k:[0-9a-f]{32}", asgi(User("ada"), x_api_key="good"))
     assert asgi(User("ada")) == "u:ada"
     assert asgi(User("ada", authenticated=False)) == "a:203.0.113.7"
-    assert asgi() == "a:203.0.113.7"
 
 
 def test_an_invented_key_names_no_visitor() -> None:
@@ -150,7 +148,6 @@ def test_wsgi_identifies_callers_like_asgi() -> None:
     assert Identify(Proxies(PROXIES)).wsgi(environ) == "a:203.0.113.7"
     assert IDENTIFY.wsgi(environ) == asgi(x_api_key="good")
     assert IDENTIFY.wsgi({"REMOTE_USER": "ada", "REMOTE_ADDR": "10.0.0.1"}) == "u:ada"
-    assert IDENTIFY.wsgi({}) == "a:unix"
 
 
 @pytest.mark.parametrize("peer", ["", "localhost", "unix", "<local>", "0.0.0.0"])  # noqa: S104
@@ -161,14 +158,18 @@ def test_a_unix_socket_is_one_whatever_the_server_calls_it(peer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trusted", "remedy"),
-    [([], 'add "unix" to trusted_proxies, and have the proxy send'), (["unix"], "have the proxy")],
+    ("trusted", "peers", "lines", "remedy"),
+    [
+        ([], (None, ""), [], 'add "unix" to trusted_proxies, and have the proxy send'),
+        (["unix"], (None, ""), [], "have the proxy"),
+        (["10.9.0.0/16"], ("8.8.8.8", "127.0.0.1", "10.8.0.1"), ["1.1.1.1"], "if that is your proxy, add it to"),
+    ],
 )
-def test_the_log_warns_once_that_callers_over_a_socket_share_a_limit(
-    trusted: list[str], remedy: str, caplog: pytest.LogCaptureFixture
+def test_the_log_warns_once_that_callers_behind_a_proxy_share_a_limit(
+    trusted: list[str], peers: tuple[str | None], lines: list[str], remedy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxies = Proxies(trusted)
-    assert {proxies.client(peer, tuple) for peer in (None, "")} == {"a:unix"}
+    assert {proxies.client(peer, lambda: lines) for peer in peers} == {f"a:{peer or 'unix'}" for peer in peers}
     (line,) = caplog.messages
     assert line.startswith("inbound_one_visitor: ")
     assert f"share one limit; {remedy}" in line
