@@ -122,7 +122,7 @@ class _Start:
         """Run the job when its turn comes. A machine that cannot begin it lets others have its regions."""
         settings = self.session.settings
         try:
-            self.fetch, self.sink = functions_of(settings, self.job)
+            self._load()
             with only_one(settings.store.url, self.job.name, Covers(self.whole), self._waits) as lock:
                 return self._missed() if lock is None else self._locked(lock)
         except (StoreError, quota.ConfigError) as error:
@@ -130,6 +130,15 @@ class _Start:
             if isinstance(error, quota.ConfigError):
                 raise
             return failed_report(self.session, self.job.name, lack_of_space(settings.store.file) or error)
+
+    def _load(self) -> None:
+        """Load the job's functions. If that fails, the store notes it as a run."""
+        try:
+            self.fetch, self.sink = functions_of(self.session.settings, self.job)
+        except quota.ConfigError as error:
+            with suppress(StoreError, quota.ConfigError), self._open_store() as store:
+                keep(store, self._row(store), failed_report(self.session, self.job.name, error))
+            raise
 
     def _waits(self, before: Covers) -> bool:
         """Whether to wait for the run that has the lock, which covers this."""

@@ -680,6 +680,7 @@ def test_an_unusable_function_is_a_configuration_error(bench: Bench, name: str, 
     bench.configure(fetch=f"{module}:{name}")
     with pytest.raises(quota.ConfigError, match=f"^.*{re.escape(error)}.*$"):
         bench.run()
+    assert error in bench.rows("SELECT why FROM past_runs WHERE outcome = 'failed'")[0][0], "an alert points there"
 
 
 def test_a_quiet_run_prints_what_went_wrong_and_nothing_else(bench: Bench) -> None:
