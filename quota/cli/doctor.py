@@ -37,7 +37,7 @@ from quota.reports.status import allowances
 from quota.rules.entry import just_before
 from quota.rules.facts import merged
 from quota.rules.spent import spent
-from quota.session import Session, begin_to_read, projects_left, projects_of
+from quota.session import Session, begin_to_read, login_of, projects_left, projects_of
 from quota.settings.lint import ageing, lint
 from quota.settings.model import NO_FILE, CredentialSettings, NotifySettings, Settings, state_folder
 from quota.settings.references import read_address
@@ -73,6 +73,7 @@ def check(session: Session) -> list[Finding]:
             *ask_ledger(session),
             *_journals(session),
             *(finding for finding in _allowances(session) if finding.location == UNAVAILABLE),
+            *_accounts(session.settings),
             *_after_runs(session.settings),
             *(finding for book in _books(session) for finding in ageing(book, host_clock())),
         ]
@@ -83,6 +84,17 @@ def _of_file(session: Session) -> list[Finding]:
     """The findings about the configuration file itself, which `quota doctor` only counts."""
     missing = [] if session.settings.path else [warning("configuration", NO_FILE, "run `quota init`")]
     return [*missing, *lint(session.settings), *_renamed(session)]
+
+
+def _accounts(settings: Settings) -> Iterator[Finding]:
+    """The files of accounts that no call can use. The account of `adc` is looked for when a run begins."""
+    for name, credential in settings.credentials.items():
+        if credential.auth_ref is not None and credential.auth_ref.startswith(("service-account:", "authorized-user:")):
+            try:
+                login_of(credential)
+            except ConfigError as error:
+                why = str(error).partition(": auth: ")[2]
+                yield finding_of("warning", f"credentials.{name}.auth", why, "make it readable")
 
 
 def _after_runs(settings: Settings) -> Iterator[Finding]:

@@ -384,10 +384,6 @@ def _auth(credential: CredentialSettings) -> Iterator[Finding]:
     if kind == "bearer":
         yield from _secret(f"{location}.auth", path, "token")
     elif path:
-        try:
-            os.stat(path)
-        except OSError as error:
-            yield warning(f"{location}.auth", f"{one_line(path)} cannot be read: {error.strerror}", "make it readable")
         yield from _exposed(f"{location}.auth", path, "this file")
     asks = credential.key_ref is None and kind in ("adc", "service-account")
     if credential.scopes != credential.book.scopes and not asks:

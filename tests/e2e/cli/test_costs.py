@@ -204,9 +204,14 @@ def test_check_names_only_credentials_that_the_proxy_serves(quota: Quota) -> Non
     assert quota("proxy", "--listen", "127.0.0.1:0").returncode in (2, 78)
     quota.configure('[credentials.bare]\napi = "bare.toml"\n[credentials.hub]\napi = "github.toml"\n')
     assert quota("check").stdout.splitlines()[-2:] == ["`quota proxy` serves http://127.0.0.1:8790/hub", message]
-    for secret in ('key = "env:NO_SUCH_KEY"', 'auth = "service-account:bare.toml"'):
+    for secret, why in (
+        ('key = "env:NO_SUCH_KEY"', "is not set"),
+        ('auth = "service-account:bare.toml"', "bare.toml is no service-account file; download it again"),
+    ):
         quota.configure(f'[credentials.hub]\napi = "github.toml"\n{secret}\n')
-        assert quota("check").stdout.endswith("`quota proxy` does not serve hub: the key or account cannot be read\n")
+        shown = quota("check", COLUMNS="").stdout
+        assert shown.endswith("`quota proxy` does not serve hub: the key or account cannot be read\n")
+        assert why in shown
     quota.configure('[credentials.main]\napi = "youtube-v3"\nauth = "adc"\n')
     assert quota("check").stdout.splitlines()[-1] == "`quota proxy` looks for the account of main when it starts"
 
