@@ -422,7 +422,8 @@ def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Ite
     elif call:
         yield _call(session, credential, location)
     else:
-        there = "there" if credential.key_ref or credential.auth_ref else f"none, for {credential.endpoint}"
+        logins = {None: f"none, for {credential.endpoint}", "adc": "an account that the first call looks for"}
+        there = "there" if credential.key_ref else logins.get(credential.auth_ref, "there")
         tries = "" if credential.book.described else "; `quota doctor --call` tries it with one call"
         yield Finding("ok", location, f"{there}{tries}")
 

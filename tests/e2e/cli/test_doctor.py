@@ -494,6 +494,8 @@ def test_a_key_is_tried_with_one_call(command: Quota, upstream: Emulator) -> Non
     expect(command, "key of main", "ok", says, args=("--call",))
     assert upstream.usage()["requests"] == 1
     assert command.json("spend")["total_units"] == 1
+    command.configure('[credentials.main]\napi = "youtube-v3"\nauth = "adc"\n')
+    expect(command, "key of main", "ok", "an account that the first call looks for; `quota doctor --call` tries it")
 
 
 @pytest.mark.parametrize(
