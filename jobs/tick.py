@@ -73,7 +73,7 @@ def run(
       quota run --all
     """
     if (job is None) is not all_jobs:
-        raise click.UsageError("name a job; `quota run --all` runs all of them")
+        raise click.UsageError("name a job, or give --all without a job, which runs each of them")
     documents: list[dict[str, object]] = []  # with --all they are printed together
     put: Callable[[dict[str, object]], None] = documents.append if all_jobs else print_json
     how = How(**options, emit=put if at is None else lambda fields: put({"rehearsal": True, **fields}))

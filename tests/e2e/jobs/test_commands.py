@@ -155,6 +155,7 @@ def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstre
     [
         (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; known: US, DE"),
         (["run"], 2, "name a job"),
+        (["run", "trending", "--all"], 2, "give --all without a job"),
         (["emulate", "--port", "99999"], 2, "not in the range 0<=x<=65535"),
         *((["emulate", "--listen", at], 2, f"'{at}': write HOST:PORT") for at in ("9000", "::1", "[h:9", "http://h:1")),
         (["emulate", "--listen", "0.0.0.0:9000"], 2, "the emulator listens on 127.0.0.1 only"),
