@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
-from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -252,7 +251,6 @@ class Session(OfOneProcess):
         `quota.BadAnswer`. Requests without a timeout get `timeout_s`, and at most 10 s of it for a connection if
         they send no long body. The client works while this session is open, and takes no other adapter.
         """
-        _library("requests")
         from quota.clients.requests import MeteredSession, SignedSession, requests_adapter
 
         chosen = self.credential(credential)
@@ -276,9 +274,8 @@ class Session(OfOneProcess):
     ) -> Any:
         """Like `requests`, as an `httpx.Client`; with `library="httpx2"` as one of httpx2, as newer SDKs want it.
         `options` are the client's own, except `transport`, `mounts` and `proxy`."""
-        module = _library(library)
         from quota.clients.gate import MAX_REDIRECTS
-        from quota.clients.httpx import httpx_transport
+        from quota.clients.httpx import httpx_transport, imported
 
         for name in ("transport", "mounts", "proxy"):
             if name in options:
@@ -286,7 +283,7 @@ class Session(OfOneProcess):
         chosen = self.credential(credential)
         caller = self._caller(chosen, chosen.hosts)
         transport = httpx_transport(self.budget(chosen.name), max_units=max_units, caller=caller, library=library)
-        made = module.Client(transport=transport, **{"max_redirects": MAX_REDIRECTS, **options})
+        made = imported(library).Client(transport=transport, **{"max_redirects": MAX_REDIRECTS, **options})
         return self._kept(made)
 
     def _caller(self, chosen: CredentialSettings, hosts: tuple[str, ...]) -> Caller:
@@ -342,13 +339,6 @@ class Session(OfOneProcess):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UsageError(f"the library {name} is not installed: pip install {name}") from error
 
 
 def open_session(

@@ -74,7 +74,7 @@ def httpx_transport(
     Put a cache above this transport: the answers of another `inner` are charged.
     """
     gate = HostGate(Meter(budget, max_units), method, hosts)
-    module = _module(library)
+    module = imported(library)
     below = module.HTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_request"):
         raise UsageError(f"inner {show(below)} is no {library}.BaseTransport")
@@ -113,7 +113,7 @@ def httpx_async_transport(
 ) -> httpx.AsyncBaseTransport:
     """A transport for `httpx.AsyncClient`, with a budget of `quota.open_async()` or `quota.open()`."""
     gate = HostGate.of(budget, method, hosts)
-    module = _module(library)
+    module = imported(library)
     below = module.AsyncHTTPTransport() if inner is None else inner
     if not hasattr(below, "handle_async_request"):
         raise UsageError(f"inner {show(below)} is no {library}.AsyncBaseTransport")
@@ -132,10 +132,14 @@ def httpx_async_transport(
     return MeteredTransport()
 
 
-def _module(library: str) -> Any:
+def imported(library: str) -> Any:
+    """The module of a library. Raises UsageError if it is another library, or is not installed."""
     if library not in LIBRARIES:
         raise UsageError(f"library {show(library)}: write {' or '.join(map(repr, LIBRARIES))}")
-    return importlib.import_module(library)
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise UsageError(f"the library {library} is not installed: pip install {library}") from error
 
 
 # -- one attempt -------------------------------------------------------------------------------------------------------

@@ -107,10 +107,13 @@ def spent(session: quota.Session) -> list[tuple[str, int]]:
     return [(entry.method, entry.units) for entry in charges_at(session.ledger, "main")]
 
 
-def test_googles_client_is_for_an_api_of_googles(site: Site) -> None:
-    """It would send the key to YouTube."""
-    with site.open() as session, pytest.raises(quota.UsageError, match="no API of Google's"):
-        session.google()
+def test_a_client_that_is_not_for_the_api_or_unknown_is_refused(site: Site) -> None:
+    """Google's would send the key to YouTube."""
+    with site.open() as session:
+        with pytest.raises(quota.UsageError, match="no API of Google's"):
+            session.google()
+        with pytest.raises(quota.UsageError, match="library 'htpx': write 'httpx' or 'httpx2'"):
+            session.httpx(library="htpx")
 
 
 @pytest.mark.parametrize("auth", ["key", "bearer", "account"])
