@@ -22,7 +22,6 @@ from typing import Any
 from weakref import ref
 
 import requests
-import urllib3
 from requests.__version__ import __version__ as version
 from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.exceptions import RequestException
@@ -79,8 +78,6 @@ class MeteredAdapter(HTTPAdapter):
     ) -> None:
         if not hasattr(HTTPAdapter, "get_connection_with_tls_context"):
             raise UsageError(f"requests {version} is too old to be metered; install 2.32.2 or newer")
-        if not hasattr(urllib3, "BaseHTTPResponse"):
-            raise UsageError("this urllib3 is too old to be metered; install 2 or newer")
         self._gate, self._limits, self._timeout_s, self.caller = gate, limits, timeout_s, caller
         super().__init__(**options)
 
