@@ -79,14 +79,12 @@ async def send(
 def never_left(error: BaseException) -> bool:
     """Whether a request failed before its first byte: no address, no connection, a proxy that refused, no TLS, invalid
     HTTP, or a connection with an unread answer."""
-    reason = getattr(error, "reason", None)
-    reason = reason if isinstance(reason, BaseException) else error
     # Its `__context__` does not count: that may be the error of another attempt.
-    wrapped = [getattr(reason, "original_error", None), reason.__cause__, *reason.args]
-    if any(passed(each, _BEFORE) for each in (reason, *wrapped) if isinstance(each, BaseException)):
+    wrapped = [getattr(error, "original_error", None), error.__cause__, *error.args]
+    if any(passed(each, _BEFORE) for each in (error, *wrapped) if isinstance(each, BaseException)):
         return True
     # urllib3 also reports a proxy error if a request left and got no answer, so look at the wrapped error.
-    reason = getattr(reason, "original_error", reason)
+    reason = getattr(error, "original_error", error)
     no_tunnel = isinstance(reason, OSError) and str(reason).startswith(NO_TUNNEL)
     return no_tunnel or isinstance(reason, (NewConnectionError, ConnectTimeoutError, CannotSendRequest))
 
