@@ -146,18 +146,13 @@ class Rules:
         if key_field is not None and not (isinstance(key_field, str) and _FIELD.fullmatch(key_field)):
             raise ConfigError(f"key_field: {show(key_field)} is not the name of a header, as X-API-Key is")
         if keys is not None and not callable(keys):
-            keys = several("keys", keys, "keys, or a function,")
+            keys = frozenset(several("keys", keys, "keys, or a function,")).__contains__
         if user is not None and not callable(user):
             raise ConfigError(f"user: {show(user)} is not a function")
         for key, function in ("keys", keys), ("user", user):
             if callable(function) and made_by(function) == "coroutine":
                 raise ConfigError(f"{key}: the function is async; pass a function that is not async")
-        self.identify = Identify(
-            Proxies(trusted_proxies, forwarded),
-            key_field=key_field,
-            knows_key=keys if keys is None or callable(keys) else frozenset(keys).__contains__,
-            user=user,
-        )
+        self.identify = Identify(Proxies(trusted_proxies, forwarded), key_field=key_field, knows_key=keys, user=user)
 
     def find(
         self, method: str, path: str, mount: str = "", *, preflight: bool = False, overrides: Sequence[str] = ()
