@@ -34,8 +34,7 @@ class Group(click.Group):
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError:
-            near = nearest(args[0], self.list_commands(ctx))
-            hint = near if near.endswith("?") else f"`{ctx.command_path} --help` lists the commands"
+            hint = nearest(args[0], self.list_commands(ctx), f"`{ctx.command_path} --help` lists the commands")
             raise click.UsageError(f"no such command {show(args[0])}; {hint}", ctx) from None
         if command is not None:
             config = None if ctx.resilient_parsing else ctx.find_root().params.get("config")

@@ -500,12 +500,9 @@ def explain(
             refusal = explain_refusal(session, credential, job)
             unheard = unreported(session, credential, job, 0 if refusal is None else refusal.kept.at_ms)
             if refusal is None:
-                of = f" of job {show(job)}{_hint(session, job)}" if job is not None else ""
-                raise QuotaError(
-                    unheard
-                    or f"the ledger has no refused call{of}{'' if of.endswith('?') else ';'} a process reports a "
-                    f"refusal within 10 s, or when it ends{NEVER_KEPT}"
-                )
+                of = "" if job is None else f" of job {show(job)}"
+                late = f"a process reports a refusal within 10 s, or when it ends{NEVER_KEPT}"
+                raise QuotaError(unheard or f"the ledger has no refused call{of}; {late}{_hint(session, job)}")
             if unheard:
                 fail(f"{unheard}; the last refusal that the ledger has:")
             data, parts = refusal.as_json(), refusal_parts(refusal)

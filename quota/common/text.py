@@ -52,15 +52,15 @@ def shorten(text: str, maximum: int) -> str:
     return text if len(text) <= maximum else f"{text[: maximum - 3]}..."
 
 
-def nearest(name: object, choices: Iterable[str]) -> str:
-    """The hint after an unknown name: the nearest of the choices, or all of them if none is near."""
+def nearest(name: object, choices: Iterable[str], otherwise: str = "") -> str:
+    """The hint after an unknown name: the nearest of the choices; if none is near, `otherwise`, or all of them."""
     from difflib import get_close_matches  # late: few processes meet an unknown name
 
     names = {choice.lower(): choice for choice in choices}
     near = get_close_matches(name[:100].lower(), names, n=1, cutoff=0.6) if isinstance(name, str) else []
     if near:
         return f"did you mean {names[near[0]]!r}?"
-    return f"known: {listed(names.values())}" if names else "none is known"
+    return otherwise or (f"known: {listed(names.values())}" if names else "none is known")
 
 
 def many(count: int, noun: str) -> str:

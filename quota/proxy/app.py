@@ -41,7 +41,7 @@ from quota.clients.upstream import upstream_of
 from quota.clients.upstream_errors import refused_login
 from quota.common.log import line, warn
 from quota.common.redact import MIN_SECRET_LENGTH, spellings
-from quota.common.text import describe, nearest, show
+from quota.common.text import describe, listed, nearest, show
 from quota.dashboard.reading import read_samples
 from quota.decision import Decision
 from quota.errors import ConfigError, CostExceedsLimit, LedgerError, QuotaError, Refused, UsageError
@@ -176,9 +176,8 @@ class Proxy:
             return target
         if credential in self._wrong:
             raise UnfitError(500, self._wrong[credential])
-        hint = nearest(credential, self._targets)
-        ending = hint if hint.endswith("?") else f"{hint}."
-        raise UnfitError(404, f"Ask for /CREDENTIAL/PATH: there is no credential {show(credential)} here; {ending}")
+        hint = nearest(credential, self._targets, f"known: {listed(self._targets) or 'none'}.")
+        raise UnfitError(404, f"Ask for /CREDENTIAL/PATH: there is no credential {show(credential)} here; {hint}")
 
 
 # -- one request -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quota.common.files import list_names, read_text
-from quota.common.text import nearest, one_line, show
+from quota.common.text import listed, nearest, one_line, show
 from quota.errors import ConfigError
 from quota.settings.model import DEFAULT_HEADROOM_PERCENT
 from quota.settings.tables import BOOK, DATED, LEVEL, QUOTA
@@ -72,10 +72,10 @@ def _tables(name: str, folder: Path | None) -> tuple[dict[str, object], str, str
     names = book_names()
     if name not in names:
         own = f"{name}.toml"
-        there = os.path.isfile(os.path.join(folder or "", own))
-        hint = f"did you mean {show(own)}?" if there else nearest(name, names)
-        draft = "" if hint.endswith("?") else "; `quota book new` drafts another"
-        raise ConfigError(f"there is no cost book {show(name)}; {hint}{draft}")
+        hint = nearest(name, names, f"known: {listed(names)}; `quota book new` drafts another")
+        if os.path.isfile(os.path.join(folder or "", own)):
+            hint = f"did you mean {show(own)}?"
+        raise ConfigError(f"there is no cost book {show(name)}; {hint}")
     text, source = read_text("quota.config", f"costs/{name}.toml"), f"cost book {name}"
     return parse_toml(text, source), name, source
 
@@ -224,10 +224,9 @@ def _prices(table: TomlTable, method: str, buckets: Mapping[str, Bucket], value:
         raise table.error(f"write dated prices as {dated}; a list means several buckets", method)
     for key in value if isinstance(value, dict) else ():
         if key not in DATED:
-            near = nearest(key, DATED)
-            is_typo = near.endswith("?") or "." in method
-            quotes = "" if is_typo else f' a method "{method}.{key}" needs these quotes;'
-            raise table.inner(value, method).error(f"unknown key;{quotes} {near}", key)
+            quotes = "" if "." in method else f'a method "{method}.{key}" needs these quotes; '
+            hint = nearest(key, DATED, f"{quotes}known: {listed(DATED)}")
+            raise table.inner(value, method).error(f"unknown key; {hint}", key)
     if not (isinstance(value, dict) and "prices" in value):
         return [Price(_parts(table.read(method), buckets))]
     prices: list[Price] = []
