@@ -89,7 +89,7 @@ def reconciled_parts(result: Reconciled, *, dry_run: bool) -> Iterator[Part]:
         calls = f"upstream counts {many(count.upstream_units, 'call')} apart, and we made {count.our_units:,}"
         nothing = f"cost book {result.book.name} has no such bucket, so nothing follows from it"
         yield Line(f"{count.bucket}: {calls}; {nothing}", "note")
-    near_units = sum(count.near_units for count in result.buckets if count.unknown or count.drift_units)
+    near_units = sum(count.near_units for count in result.buckets if count.unknown_units or count.drift_units)
     if near_units:
         within = spell(TOLERANCE_MS).removesuffix(" 00s")
         yield Line(f"{many(near_units, 'unit')} charged within {within} of the newest point may differ")
@@ -125,7 +125,7 @@ def _table(result: Reconciled) -> Table:
 def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
     since = f"since {moment(count.period.since_ms, result.book.zone)}"
     more, less = map(_named, _apart(count))
-    if count.unknown:
+    if count.unknown_units:
         yield f"{count.bucket}: upstream alone counted {count.unknown_units:,} {since}{more}"
     if count.drift_units:
         yield f"{count.bucket}: drift: only we counted {count.drift_units:,} {since}{less}; nothing is freed"
@@ -149,7 +149,7 @@ def _named(rows: list[MethodCount]) -> str:
 def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
     """The prices that would explain a difference, if nobody else uses the project."""
     more, less = _apart(count)
-    more = [row for row in more[:MAX_METHODS] if count.unknown and row.our_calls > 1]
+    more = [row for row in more[:MAX_METHODS] if count.unknown_units and row.our_calls > 1]
     for row in (*more, *(less[:MAX_METHODS] if count.drift_units else ())):
         if row.price_units is not None and (row.upstream_price_units is not None or not row.upstream_units):
             yield (

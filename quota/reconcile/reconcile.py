@@ -106,10 +106,9 @@ class MethodCount(NamedTuple):
 class BucketCount(NamedTuple):
     """Both counts of one bucket in one period, up to `through_ms`.
 
-    We charged `near_units` so close to that moment, and so recently, that upstream may not have them. `unknown` has the
-    units that only upstream counted, each with the time by which they were used. Only we counted `drift_units`.
-    `methods` has the largest difference first.
-    Upstream grants `granted_units` (None: not known).
+    We charged `near_units` so close to that moment, and so recently, that upstream may not have them. Only upstream
+    counted `unknown_units`, and only we `drift_units`. `methods` has the largest difference first. Upstream grants
+    `granted_units` (None: not known).
     """
 
     bucket: str
@@ -118,14 +117,10 @@ class BucketCount(NamedTuple):
     upstream_units: int
     our_units: int
     near_units: int
-    unknown: tuple[tuple[int, int], ...]
+    unknown_units: int
     drift_units: int
     methods: tuple[MethodCount, ...]
     granted_units: int | None = None
-
-    @property
-    def unknown_units(self) -> int:
-        return sum(units for units, _ in self.unknown)
 
     def as_json(self) -> dict[str, object]:
         fields = "through upstream_units our_units near_units unknown_units drift_units granted_units"
@@ -178,7 +173,7 @@ class Reconciled(NamedTuple):
     def differs(self) -> bool:
         """Whether the two counts differ."""
         return bool(self.lowered or self.others) or any(
-            count.unknown or count.drift_units for count in (*self.buckets, *self.apart)
+            count.unknown_units or count.drift_units for count in (*self.buckets, *self.apart)
         )
 
     def as_json(self) -> dict[str, object]:
@@ -268,8 +263,9 @@ def reconcile(
     now_held = {low.limit: low.limit_units for low in lowered}
     added = False
     if commit:
-        added = _count_others(budget, book, buckets, now_ms)
-        budget.grant(wanted, _remembered(facts.compared, buckets, now_ms))
+        present = [count for count in buckets if count.period.until_ms > now_ms]
+        added = _count_others(budget, book, present)
+        budget.grant(wanted, _remembered(facts.compared, present, now_ms))
     is_whole = all(_periods(book, metric, now_ms)[0].since_ms > whole_after_ms for metric in metrics)
     others = []
     for limit in budget.limits:
@@ -351,13 +347,11 @@ def compare(
         """Our units from one moment to another, both included."""
         return max(0, sums[bisect_right(times, to_ms)] - sums[bisect_right(times, from_ms - 1)])
 
-    unknown, unknown_units, counted = [], 0, 0
+    unknown_units, counted = 0, 0
     for point in theirs:
         counted += point.units
-        more = counted - charged(period.since_ms - TOLERANCE_MS, point.at_ms + TOLERANCE_MS) - unknown_units
-        if more > 0:
-            unknown.append((more, point.at_ms))
-            unknown_units += more
+        maybe_ours = charged(period.since_ms - TOLERANCE_MS, point.at_ms + TOLERANCE_MS)
+        unknown_units = max(unknown_units, counted - maybe_ours)
     sure_ms = min(end_ms, now_ms - TOLERANCE_MS, period.until_ms - TOLERANCE_MS)
     surely_ours = charged(period.since_ms + TOLERANCE_MS, sure_ms)
     last_ms = min(end_ms, period.until_ms - 1)
@@ -368,7 +362,7 @@ def compare(
         upstream_units=counted,
         our_units=charged(period.since_ms, last_ms),
         near_units=charged(max(period.since_ms, sure_ms + 1), end_ms + TOLERANCE_MS),
-        unknown=tuple(unknown),
+        unknown_units=unknown_units,
         drift_units=max(0, surely_ours - counted),
         methods=_by_method(theirs, [charge for charge in ours if period.since_ms <= charge.at_ms <= last_ms], book),
     )
@@ -395,13 +389,11 @@ def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostB
 # -- tightening --------------------------------------------------------------------------------------------------------
 
 
-def _count_others(budget: Budget, book: CostBook, buckets: Sequence[BucketCount], now_ms: int) -> bool:
+def _count_others(budget: Budget, book: CostBook, present: Sequence[BucketCount]) -> bool:
     """Count the units that only upstream counted in its present periods, in each limit on a whole bucket. Returns
     whether units were added. They count once: `quota.deciding.levels` gives them the same name."""
     added, project = False, project_of(budget)
-    for count in buckets:
-        if not (count.period.since_ms <= now_ms < count.period.until_ms and count.unknown_units):
-            continue
+    for count in present:
         limits = list(whole_limits(budget.limits, count.bucket, book))
         name = others_name(count.bucket, count.period.since_ms)
         if any(others_units(project.others(limit.view), name) < count.unknown_units for limit in limits):
@@ -420,19 +412,18 @@ def _lowered(limits: Sequence[Limit], grants: Sequence[Grant]) -> Iterator[Lower
                 yield Lowered(limit.name, limit.limit_units, grant.quota_units, grant.until_ms, most)
 
 
-def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_ms: int) -> list[Compared]:
+def _remembered(before: Sequence[Compared], present: Sequence[BucketCount], now_ms: int) -> list[Compared]:
     """The last comparison of each bucket: the present ones, and older ones that are not too old."""
     newest = {compared.bucket: compared for compared in before if now_ms - PAST_MS < compared.at_ms <= now_ms}
-    for count in counts:
-        if count.period.since_ms <= now_ms < count.period.until_ms:
-            newest[count.bucket] = Compared(
-                bucket=count.bucket,
-                upstream_units=count.upstream_units,
-                our_units=count.our_units,
-                unknown_units=count.unknown_units,
-                drift_units=count.drift_units,
-                since_ms=count.period.since_ms,
-                through_ms=max(count.through_ms, 0),
-                at_ms=now_ms,
-            )
+    for count in present:
+        newest[count.bucket] = Compared(
+            bucket=count.bucket,
+            upstream_units=count.upstream_units,
+            our_units=count.our_units,
+            unknown_units=count.unknown_units,
+            drift_units=count.drift_units,
+            since_ms=count.period.since_ms,
+            through_ms=max(count.through_ms, 0),
+            at_ms=now_ms,
+        )
     return list(newest.values())
