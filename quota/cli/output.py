@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import quota
-from quota.common.text import csv_writer, printable, shorten, show
+from quota.common.text import csv_writer, many, printable, shorten, show
 from quota.errors import ConfigError, LedgerError
 
 if TYPE_CHECKING:
@@ -322,9 +322,13 @@ def fail(message: str) -> None:
 
 
 def fail_each(error: ConfigError) -> int:
-    """A line on stderr for each mistake. Returns the exit status."""
-    for mistake in error.mistakes or (str(error),):
+    """A line on stderr for each of the first mistakes. Returns the exit status."""
+    from quota.settings.books import MAX_MISTAKES  # late: few commands list mistakes
+
+    for mistake in error.mistakes[:MAX_MISTAKES] or (str(error),):
         fail(mistake)
+    if more := error.mistakes[MAX_MISTAKES:]:
+        fail(f"and {many(len(more), 'more mistake')}")
     return error.exit_status
 
 

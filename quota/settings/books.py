@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -133,43 +134,41 @@ class Mistakes(list[str]):
                 if isinstance(inner, dict):
                     self.look_for(replace(table, data=inner, path=path, keys=keys))
 
-    def raise_any(self, source: str) -> None:
-        """Raise ConfigError if there are mistakes."""
-        if self:
-            raise self.error(source)
-
     def error(self, source: str) -> ConfigError:
         """The error that names the mistakes, each once."""
-        mistakes = [*dict.fromkeys(self)]
+        mistakes, start = tuple(dict.fromkeys(self)), f"{source}: "
         if len(mistakes) == 1:
             return ConfigError(mistakes[0])
-        shown, start = mistakes[:MAX_MISTAKES], f"{source}: "
-        if len(mistakes) > MAX_MISTAKES:
-            shown.append(f"{start}and {len(mistakes) - MAX_MISTAKES:,} more")
-        numbered = [f"({n}) {mistake.removeprefix(start)}" for n, mistake in enumerate(shown, 1)]
+        shown = [mistake.removeprefix(start) for mistake in mistakes[:MAX_MISTAKES]]
+        if more := mistakes[MAX_MISTAKES:]:
+            shown.append(f"and {len(more):,} more")
+        numbered = [f"({n}) {mistake}" for n, mistake in enumerate(shown, 1)]
         error = ConfigError(f"{start}{len(mistakes):,} mistakes: {' '.join(numbered)}")
-        error.mistakes = tuple(shown)
+        error.mistakes = mistakes
         return error
+
+
+def read_root(read: Callable[[TomlTable], T], root: TomlTable) -> T:
+    """What `read` returns for the tables of a file. Raises ConfigError: it lists the first mistakes that the reader
+    meets, each misspelt key, and each value that is wrong by itself."""
+    try:
+        return read(root)
+    except ConfigError as error:  # only now, because each command reads its files at its start
+        wrong = Mistakes(error.mistakes or (str(error),))
+        wrong.look_for(root)
+        raise wrong.error(root.source) from None
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
 
 
 def book_of(data: dict[str, Any], name: str, source: str) -> CostBook:
-    """The cost book in these tables. Messages call it `source`. Raises ConfigError: it lists misspelt keys and wrong
-    values; if there are none, what does not belong together."""
+    """The cost book in these tables. Messages call it `source`. Raises ConfigError."""
     root = TomlTable(data, source, keys=BOOK, places={"window": "a cost book calls it 'resets' or 'windows'"})
-    try:
-        return _book_of(root, name)
-    except ConfigError:  # only now, because each command reads a book at its start
-        wrong = Mistakes()
-        wrong.look_for(root)
-        if not wrong:
-            raise
-        raise wrong.error(source) from None
+    return read_root(partial(_book_of, name), root)
 
 
-def _book_of(root: TomlTable, name: str) -> CostBook:
+def _book_of(name: str, root: TomlTable) -> CostBook:
     root.check()
     wrong = Mistakes()
     buckets = {bucket: Bucket(bucket, _quotas(row)) for bucket, row in root.read("buckets").all().items()}
@@ -180,11 +179,13 @@ def _book_of(root: TomlTable, name: str) -> CostBook:
     for method, value in table.data.items():
         wrong.tried(read_label, table, method, "")
         methods[method] = tuple(wrong.tried(_prices, table, method, buckets, value) or ())
-    wrong.raise_any(root.source)
+    if wrong:
+        raise wrong.error(root.source)
     pools = tuple(_pool(pool, row, methods) for pool, row in root.read("pools").all().items())
     routes = _routes(root.read("routes"), methods, wrong)
     answers = _answers(root.read("answers"), buckets, pools, wrong) if "answers" in root else AnswerRules()
-    wrong.raise_any(root.source)
+    if wrong:
+        raise wrong.error(root.source)
     book = CostBook(
         name=name,
         **root.members("api source read_on hosts scopes"),

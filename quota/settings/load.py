@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from quota.common.text import listed, one_line, show
 from quota.decision import Allowance
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import SCHEMES, file_of, shown_scheme
-from quota.settings.books import Mistakes, default_limits, load_book, parse_limits
+from quota.settings.books import default_limits, load_book, parse_limits, read_root
 from quota.settings.environment import PREFIX, REMEDY, almost, overlaid
 from quota.settings.model import (
     BUILT_IN,
@@ -149,17 +150,11 @@ def _check_found(path: Path) -> None:
 
 
 def settings_of(root: TomlTable, path: Path | None = None) -> Settings:
-    """The checked values of all tables, which came from the file at `path`. Raises ConfigError: it lists the first
-    mistake that the reader meets, each misspelt key, and each value that is wrong by itself."""
-    try:
-        return _settings_of(root, path)
-    except ConfigError as error:
-        wrong = Mistakes(error.mistakes or (str(error),))
-        wrong.look_for(root)
-        raise wrong.error(root.source) from None
+    """The checked values of all tables, which came from the file at `path`. Raises ConfigError."""
+    return read_root(partial(_settings_of, path), root)
 
 
-def _settings_of(root: TomlTable, path: Path | None) -> Settings:
+def _settings_of(path: Path | None, root: TomlTable) -> Settings:
     root.check()
     credentials = _credentials(root) if "credentials" in root else {}
     ledger = _ledger(root.read("ledger"), _identity(path, root.source), credentials)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from quota.cli.output import fail_each
 from quota.errors import ConfigError, UnknownMethod
 from quota.settings.books import book_of, load_book
+from quota.settings.load import given_settings
 from quota.settings.toml import parse_toml
 from quota.terms.limits import MAX_UNITS, Selector
 from support.books import parse_book
@@ -264,12 +266,13 @@ def test_mistakes_of_one_kind_in_a_book_are_named_together(changes: dict[str, st
     assert str(error.value).startswith(f"cost book shop: {len(beginnings)} mistakes: (1) ")
 
 
-def test_a_message_has_at_most_twenty_mistakes_of_a_book() -> None:
+def test_a_message_has_at_most_twenty_mistakes_of_a_book(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     many_wrong = "\n".join(f"wrong{n} = -1" for n in range(30))
-    with pytest.raises(ConfigError) as error:
-        parse_book(BOOK.replace('"items.list" = 2', f'"items.list" = 2\n{many_wrong}'), "shop")
-    assert error.value.mistakes[19:] == (error.value.mistakes[19], "cost book shop: and 10 more")
-    assert "methods.wrong19:" in error.value.mistakes[19]
+    (tmp_path / "shop.toml").write_text(BOOK.replace('"items.list" = 2', f'"items.list" = 2\n{many_wrong}'))
+    with pytest.raises(ConfigError, match=r"wrong19: [^(]* \(21\) and 10 more$") as error:
+        given_settings({"credentials": {"main": {"api": f"{tmp_path}/shop.toml"}}})
+    fail_each(error.value)
+    assert capsys.readouterr().err.splitlines()[20:] == ["quota: and 10 more mistakes"]
 
 
 @pytest.mark.parametrize("key", ["api", "source", "read_on", "buckets", "default", "methods"])
