@@ -71,16 +71,13 @@ _FORMATTER = logging.Formatter()
 _PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) - {"exc_text", "stack_info"} | {"message", "asctime"}
 
 
-def install(*handlers: logging.Handler) -> None:
-    """Add the filter to these handlers. The default is the root logger's handlers and logging's last resort.
+def install() -> None:
+    """Add the filter to the root logger's handlers and to logging's last resort.
 
     Call it again after adding handlers: no handler gets the filter twice.
     """
-    targets = list(handlers) or [*logging.getLogger().handlers]
-    if not handlers and logging.lastResort is not None:
-        targets.append(logging.lastResort)
-    for handler in targets:
-        if not any(isinstance(each, RedactingFilter) for each in handler.filters):
+    for handler in (*logging.getLogger().handlers, logging.lastResort):
+        if handler is not None and not any(isinstance(each, RedactingFilter) for each in handler.filters):
             handler.addFilter(RedactingFilter())
 
 

@@ -12,7 +12,7 @@ from html import escape
 import pytest
 
 from quota.common import redact as redact_module
-from quota.common.log_lines import LineFormatter, install
+from quota.common.log_lines import LineFormatter, RedactingFilter
 from quota.common.redact import MIN_PIECE_LENGTH, REDACTED, redact, register
 from quota.common.text import describe, one_line, shorten, show
 
@@ -27,7 +27,7 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
     """A logger of its own whose one handler redacts, and what that handler wrote."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    install(handler)
+    handler.addFilter(RedactingFilter())
     logger = logging.getLogger("test_redact")
     logger.propagate = False
     logger.addHandler(handler)
