@@ -467,18 +467,14 @@ def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhau
         bucket = book.buckets.get(fact.bucket)
         if bucket is None or fact.reopened_ms or fact.is_pause or fact.until_ms == NEVER:
             continue
-        main = Selector(buckets=(fact.bucket,))
-        whole = [
-            row for row in limits if not (row.limit.narrow or row.limit.shadow) and row.limit.view.selector == main
-        ]
-        if not whole:
-            continue
         dearest = max(price.units_in(fact.bucket) for prices in book.methods.values() for price in prices)
         counts = []
-        for row in whole:
-            quota_units = upstream_grant(row.limit, bucket, None if row.grant is None else row.grant.quota_units)
-            counts.append((row.limit.view.window.longest_ms, row.state.used_units, quota_units))
-        if all(used_units + dearest <= quota_units for _, used_units, quota_units in counts):
+        for row in limits:
+            is_whole = not (row.limit.narrow or row.limit.shadow)
+            if is_whole and row.limit.view.selector == Selector(buckets=(fact.bucket,)):
+                quota_units = upstream_grant(row.limit, bucket, None if row.grant is None else row.grant.quota_units)
+                counts.append((row.limit.view.window.longest_ms, row.state.used_units, quota_units))
+        if counts and all(used_units + dearest <= quota_units for _, used_units, quota_units in counts):
             _, used_units, quota_units = max(counts)  # in the longest window
             yield EarlyExhaustion(fact.bucket, used_units, quota_units)
 
