@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quota.cli.options import PATH, Options, apart, shared
-from quota.cli.output import fail_each, print_as, print_parts, say, unwound
+from quota.cli.output import fail_each, print_as, say, unwound
 from quota.common.files import path_of, read_text, readable
 from quota.common.findings import Finding
 from quota.common.text import listed, many
@@ -27,7 +27,7 @@ from quota.terms.api import GOOGLES_KEY, KeyPlace
 from quota.terms.costs import CostBook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 ELSEWHERE = "https://api.example.com"
 """The address for an API that has another host for each customer."""
@@ -126,27 +126,25 @@ def check_(schema: bool, show: bool, form: str, config: str | None) -> int:
     served = [f"http://{PROXY_LISTENS}/{name}" for name in passed if name not in keyless]
     left_out = [name for name in credentials if name not in passed]
     late = [name for name in passed if credentials[name].key_ref is None and credentials[name].auth_ref == "adc"]
-
-    def shown() -> None:
-        for finding in findings:
-            if variable := settings.variables.get(finding.location):
-                finding = replace(finding, location=f"environment variable {variable}")
-            say(str(finding), err=finding.level == "error")
-        levels = [finding.level for finding in findings]
-        errors = many(levels.count("error"), "error") if "error" in levels else "no errors"
-        warnings = f", {many(levels.count('warning'), 'warning')}" if "warning" in levels else ""
-        say(f"{settings.source}: {errors}{warnings}")
-        if "error" not in levels:
-            if served:
-                say(f"`quota proxy` serves {listed(served)}")
-            if late:
-                say(f"`quota proxy` looks for the account of {listed(late)} when it starts")
-            if keyless:
-                say(f"`quota proxy` does not serve {listed(keyless)}: the key or account cannot be read")
-            if left_out:
-                say(f"`quota proxy` does not serve {listed(left_out)}: the cost book lacks [routes] or hosts")
-
-    return _tell(settings.source, findings, form, shown, ConfigError.exit_status)
+    errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
+    status = ConfigError.exit_status if errors else 0
+    if print_as(form, _in_json(settings.source, findings)):
+        return status
+    for finding in findings:
+        if variable := settings.variables.get(finding.location):
+            finding = replace(finding, location=f"environment variable {variable}")
+        say(str(finding), err=finding.level == "error")
+    counted = [many(errors, "error") if errors else "no errors", *([many(warnings, "warning")] if warnings else [])]
+    say(f"{settings.source}: {', '.join(counted)}")
+    for says, names in (
+        ("serves {}", served),
+        ("looks for the account of {} when it starts", late),
+        ("does not serve {}: the key or account cannot be read", keyless),
+        ("does not serve {}: the cost book lacks [routes] or hosts", left_out),
+    ):
+        if names and not errors:
+            say(f"`quota proxy` {says.format(listed(names))}")
+    return status
 
 
 def _may_call(session: Session, credential: str) -> bool:
@@ -157,11 +155,8 @@ def _may_call(session: Session, credential: str) -> bool:
     return False
 
 
-def _tell(source: str, findings: Sequence[Finding], form: str, shown: Callable[[], None], on_error: int) -> int:
-    """Print findings, for people as `shown` does. Returns the exit status: `on_error` if there is an error."""
-    if not print_as(form, {"config": source, "findings": [finding.as_json() for finding in findings]}):
-        shown()
-    return on_error if any(finding.level == "error" for finding in findings) else 0
+def _in_json(source: str, findings: Sequence[Finding]) -> dict[str, object]:
+    return {"config": source, "findings": [finding.as_json() for finding in findings]}
 
 
 @click.command()
@@ -204,7 +199,8 @@ def doctor(*, call: bool, notify: bool, acl: bool, projects: tuple[str, ...], fo
         return 0
     with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = examine(session, call=call, notify=notify)
-    return _tell(session.settings.source, findings, form, lambda: print_parts(finding_parts(findings)), 1)
+    print_as(form, _in_json(session.settings.source, findings), parts=finding_parts(findings))
+    return int(any(finding.level == "error" for finding in findings))
 
 
 # -- init: the keys that most people need ------------------------------------------------------------------------------
