@@ -152,7 +152,7 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
         status, document = health(dashboard.checks())
         return JSONResponse(document, status, {"cache-control": "no-store"})
 
-    def file(content: bytes, media_type: str) -> Callable[[Request], Response]:
+    def file(content: str, media_type: str) -> Callable[[Request], Response]:
         return lambda _: Response(content, media_type=media_type, headers={"cache-control": "max-age=86400"})
 
     # Starlette finds a handler by its status only for an HTTPException.

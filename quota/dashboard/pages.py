@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from importlib.resources import files
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from quota.common.clock import local, moment, rfc3339, stamp
+from quota.common.files import read_text
 from quota.common.text import listed, many, spaced, spell
 from quota.dashboard.charts import Band, Curve, chart, colours_of
 from quota.dashboard.reading import SPANS, SPANS_MS, Curves, Now, Reading, Spent, forecast_of, key_of
@@ -85,13 +85,12 @@ class Site:
             "percent": lambda state: percent(state.used_units, state.limit_units),
             "coded": _coded,
         }
-        self.style = files("quota.dashboard").joinpath("static/style.css").read_bytes()
-        self.icon = files("quota.dashboard").joinpath("static/icon.svg").read_bytes()
+        self.style, self.icon = (read_text("quota.dashboard", f"static/{name}") for name in ("style.css", "icon.svg"))
         self._jinja.globals |= {
             "source": settings.source,
             "ledger": ledger,
             "shared": shared,
-            "style_version": blake2b(self.style, digest_size=6).hexdigest(),
+            "style_version": blake2b(self.style.encode(), digest_size=6).hexdigest(),
             "built_in": BUILT_IN_NOTICE if settings.path is None else "",
         }
 
