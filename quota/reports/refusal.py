@@ -422,10 +422,6 @@ class _Met(NamedTuple):
         cap_units = cap(self.limit, self.leave_units, self.cost_units, self.at_ms, self.granted)
         return self.limit.shadow or self.used_units + self.cost_units <= cap_units
 
-    def costing(self, units: int) -> _Met:
-        """The same for a call of this many units."""
-        return self._replace(cost_units=self.limit.view.selector.cost(units))
-
     def changed(self, **terms: object) -> _Met:
         """The same with other terms of the limit."""
         return self._replace(limit=replace(self.limit, **terms))  # type: ignore[arg-type]  # the fields of a Limit
@@ -450,7 +446,7 @@ def changes_that_admit(budget: Budget, kept: KeptRefusal) -> tuple[tuple[Change,
     ]
     price = budget.book.at(kept.at_ms).methods.get(kept.method)
     if kept.calls == 1 and (price is None or len(price[0].parts) == 1):
-        each = [met.costing(kept.cost_units) for met in each]
+        each = [met._replace(cost_units=met.limit.view.selector.cost(kept.cost_units)) for met in each]
     full = [met for met in each if not met.fits]
     reopen: Change = ()
     if kept.closed_by_upstream:
