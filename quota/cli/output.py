@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -169,17 +169,11 @@ def naming_allowances(session: Session) -> Iterator[None]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def line(text: str, style: str = "") -> Text:
-    """One paragraph as plain text, folded where it is too long."""
-    from rich.text import Text
-
-    return Text(printable(text), style, overflow="fold")
-
-
 def render_parts(parts: Iterable[Part]) -> RenderableType:
-    """Render lines and tables. Of a line that begins with spaces, all is indented."""
+    """Render lines and tables. A line is folded where it is too long; if it begins with spaces, all is indented."""
     from rich.console import Group
     from rich.padding import Padding
+    from rich.text import Text
 
     from quota.wording import Line  # late: few commands draw a table
 
@@ -189,7 +183,8 @@ def render_parts(parts: Iterable[Part]) -> RenderableType:
             drawn.append(FirstThatFits(part))
             continue
         text = part.text.lstrip(" ")
-        paragraph, indent = line(text, _TONE_STYLE[part.tone]), len(part.text) - len(text)
+        paragraph = Text(printable(text), _TONE_STYLE[part.tone], overflow="fold")
+        indent = len(part.text) - len(text)
         drawn.append(Padding(paragraph, (0, 0, 0, indent), expand=False) if indent else paragraph)
     return Group(*drawn)
 
@@ -205,15 +200,14 @@ _TONE_STYLE = {
 }
 
 
-class FirstThatFits:
+class FirstThatFits(NamedTuple):
     """A table in the first of its layouts that fits the width; in the last one if none does."""
 
-    def __init__(self, table: Table) -> None:
-        self._table = table
+    table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         lines: list[Text] = []
-        for lines in layouts(self._table):
+        for lines in layouts(self.table):
             if lines[0].cell_len <= options.max_width:
                 break
         yield from lines

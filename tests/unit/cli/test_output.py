@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from quota.cli.output import FirstThatFits, layouts, line, render_parts
+from quota.cli.output import FirstThatFits, layouts, render_parts
 from quota.reports.status import read_status
 from quota.session import Session
 from quota.settings.load import load_settings
@@ -60,7 +60,7 @@ def test_a_column_without_text_takes_no_room(width: int) -> None:
 
 @pytest.mark.parametrize("text", ["open", "  indented", "a long line that is folded", "y" * 45, "a\x1bb[bold]c"])
 def test_a_line_is_plain_text(text: str) -> None:
-    output = shown(line(text), 24)
+    output = shown(render_parts([Line(text)]), 24)
     assert "".join(output.split()) == "".join(text.replace("\x1b", "\\x1b").split())
     assert all(len(row) <= 24 for row in output.splitlines())
 
