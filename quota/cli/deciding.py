@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from quota.budget import MAX_CHARGES, Budget, check_call
 from quota.cli.options import PATH, Options, call_options, shared
-from quota.cli.output import fail, opened, print_as, print_parts, say, temporary_folder, unprinted
+from quota.cli.output import fail, handling, opened, print_as, print_parts, say, temporary_folder, unprinted
 from quota.common.files import read_named
 from quota.common.text import listed, many, number_in, show
 from quota.decision import Decision
@@ -332,12 +332,8 @@ def _become(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn
     """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
     the program would inherit that: `yes | head` would not end.
     """
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
-    try:
+    with handling(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL)):
         os.execvpe(command[0], command, env)  # noqa: S606  # running the caller's command is the purpose
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # -- --auto: no change to the program ----------------------------------------------------------------------------------
@@ -392,13 +388,10 @@ def _run(command: list[str], env: Mapping[str, str]) -> int:
     import subprocess
 
     with subprocess.Popen(command, env=env) as running:  # noqa: S603  # running the caller's command is the purpose
-        before = {number: signal.signal(number, lambda got, _: running.send_signal(got)) for number in FORWARDED}
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the program, too
-        try:
+        handlers: dict[int, Any] = dict.fromkeys(FORWARDED, lambda got, _: running.send_signal(got))
+        handlers[signal.SIGINT] = signal.SIG_IGN  # the terminal signals the program, too
+        with handling(handlers):
             status = running.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
     return 128 - status if status < 0 else status
 
 

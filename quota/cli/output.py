@@ -425,6 +425,17 @@ def guard_streams() -> None:
 
 
 @contextmanager
+def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Handle these signals so during the block, and as before after it."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def unwound() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block by an exception, as Ctrl-C does, so that it can undo its work. An ignored
     signal stays ignored."""
@@ -435,13 +446,8 @@ def unwound() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt that
         raise SystemExit(128 + number)
 
-    for number in ending:
-        signal.signal(number, end)
-    try:
+    with handling(dict.fromkeys(ending, end)):
         yield
-    finally:
-        for number in ending:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def output_lost() -> OSError | None:
