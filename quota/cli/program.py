@@ -70,7 +70,7 @@ class Commands(Group):
         sections = {**SECTIONS, "More": tuple(name for name in names if name not in placed)}
         width = max(map(len, names))
         for title, section in sections.items():
-            commands = [(name.ljust(width), self.get_command(ctx, name)) for name in section if name in names]
+            commands = [(name.ljust(width), self.get_command(ctx, name)) for name in section]
             rows = [(name, row.get_short_help_str(formatter.width - 6 - width)) for name, row in commands if row]
             if rows:
                 with formatter.section(title):
