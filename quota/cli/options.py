@@ -36,14 +36,11 @@ class Group(click.Group):
         except click.UsageError:
             hint = nearest(args[0], self.list_commands(ctx), f"`{ctx.command_path} --help` lists the commands")
             raise click.UsageError(f"no such command {show(args[0])}; {hint}", ctx) from None
-        if command is not None:
-            config = None if ctx.resilient_parsing else ctx.find_root().params.get("config")
-            if (
-                config is not None
-                and not isinstance(command, Group)
-                and all(option.name != "config" for option in command.params)
-            ):
-                raise click.UsageError(f"`{ctx.command_path} {name}` reads no configuration; leave --config out", ctx)
+        if command is None or isinstance(command, Group) or ctx.resilient_parsing:
+            return name, command, rest
+        takes_config = any(option.name == "config" for option in command.params)
+        if not takes_config and ctx.find_root().params.get("config") is not None:
+            raise click.UsageError(f"`{ctx.command_path} {name}` reads no configuration; leave --config out", ctx)
         return name, command, rest
 
 
