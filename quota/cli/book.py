@@ -403,8 +403,7 @@ def try_request(
         unknown = ", which the book does not have; it costs the default" if by_default else ""
         says = f"{request}: {method}{unknown}, {cost}"
     metered = is_ours and not goes_on
-    data: dict[str, Any] = {"request": request, "metered": metered, "method": method, "units": price.units}
-    data |= {"parts": [part._asdict() for part in price.parts], "answer": None}
+    data = {"request": request, "metered": metered, "method": method, **_price_json(price), "answer": None}
     if answer is None:
         return data, [says]
     at_ms = host_clock()

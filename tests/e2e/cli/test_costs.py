@@ -126,6 +126,7 @@ def test_an_answer_means_what_the_book_says(quota: Quota) -> None:
     assert (whole["method"], whole["units"], whole["answer"]["kind"]) == ("read", 2, "closed")
     assert [closing["bucket"] for closing in whole["answer"]["closes"]] == ["core"]
     command = (*TRY, "POST https://api.github.com/ask", "--answer")
+    assert quota.json(*command[:-1])["parts"] == [{"bucket": "core", "units": 500, "reserved": True}]
     long = f'"{"9" * 300_000}"'
     rows = ((200, "9", "it cost 9 units"), (206, "9", NO_USAGE), (200, '"nine"', NO_USAGE), (200, long, TOO_LONG))
     for status, cost, meaning in rows:
