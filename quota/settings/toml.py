@@ -130,13 +130,17 @@ class TomlTable:
 
     def check(self) -> None:
         """Raise ConfigError for unknown keys, and for a broken rule."""
-        hints = {key: self.places.get(key) or nearest(key, self.keys) for key in self.misspelt()}
+        choices = f"known: {listed(self.keys)}"
+        hints = {key: self.places.get(key) or nearest(key, self.keys, choices) for key in self.misspelt()}
         if len(hints) == 1:
             (key,) = hints
             raise self.error(f"unknown key; {hints[key]}", key)
         if hints:
-            each = [f"{dotted('', key)} ({hint})" for key, hint in hints.items()]
-            raise self.error(f"unknown keys: {listed(each)}")
+            each = [
+                dotted("", key) if hint == choices else f"{dotted('', key)} ({hint})" for key, hint in hints.items()
+            ]
+            ending = f"; {choices}" if choices in hints.values() else ""
+            raise self.error(f"unknown keys: {listed(each)}{ending}")
         for rule in self.keys.rules:
             rule.check(self)
 

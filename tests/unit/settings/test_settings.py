@@ -443,6 +443,11 @@ MISTAKES = {
             "jobs.trending: unknown keys: fech (did you mean 'fetch'?), staggered (did you mean 'stagger'?)",
         ),
         (
+            "[store]",
+            "[store]\nul = 1\nzz = 1",
+            "store: unknown keys: ul (did you mean 'url'?), zz; known: url, retention, name, places",
+        ),
+        (
             "[jobs.trending]",
             '[credential.x]\n[jobs.trending]\npags = 1\nmax_items = "4"',
             "3 mistakes: (1) credential: unknown key; did you mean 'credentials'? (2) jobs.trending.pags: unknown key; "
