@@ -124,9 +124,8 @@ def _compared(project: Project, checklist: Checklist, ends_s: float) -> Outcome:
         now_ms = project.now_ms()
         return _missing(project, checklist.views, now_ms) or _compare(project, checklist, now_ms)
 
-    while not isinstance(outcome := project.in_turn(step), Outcome):
-        read = outcome  # not in turn, where other threads wait
-        read()
+    while callable(outcome := project.in_turn(step)):
+        outcome()  # not in turn, where other threads wait
         if elapsed_s() > ends_s:
             raise StillCountingError
     return outcome

@@ -396,13 +396,11 @@ def word_of(
     if begun or not whole or any(entry.kind == "correction" and entry.of in corrected for entry in unseen):
         return "AGAIN", None
     if request.room < ANY:
+        rooms: Sequence[tuple[Selector | None, int]] = request.rooms or [(None, request.room)]
+        for selector, units in rooms:
+            if sum([weight(entry, selector) for entry in unseen]) > units:
+                return "AGAIN", None
         if any(entry.kind in ("marker", "unreadable") for entry in unseen):
-            return "AGAIN", None
-        if request.rooms:
-            full = any(sum(weight(x, room.selector) for x in unseen) > room.units for room in request.rooms)
-        else:
-            full = sum(map(weight, unseen)) > request.room
-        if full:
             return "AGAIN", None
     return "APPENDED", None
 
@@ -425,13 +423,11 @@ def next_id(tip: Id, clock_ms: int, seq: int) -> Id:
 
 def weight(entry: Entry, selector: Selector | None = None) -> int:
     """How much an unread entry takes of an author's room; with a selector, of one limit's room. See Append."""
-    kind, units, before_units = entry.kind, entry.units, entry.before_units
+    units, before_units = entry.units, entry.before_units
+    if selector is not None and entry.kind == "others":
+        return max(1, units) if selector.counts_bucket(entry.bucket) else 0
     if selector is not None:
-        counts = selector.counts_bucket(entry.bucket)
-        if kind != "others":
-            counts = counts and selector.counts(entry.bucket, entry.method, entry.job)
-        if not counts:
+        if not selector.counts(entry.bucket, entry.method, entry.job):
             return 0
-        if selector.count == "calls" and kind != "others":
-            units, before_units = min(units, 1), min(before_units, 1)
-    return max(0, units - before_units) if kind == "correction" else max(1, units)
+        units, before_units = selector.cost(units), selector.cost(before_units)
+    return max(0, units - before_units) if entry.kind == "correction" else max(1, units)
