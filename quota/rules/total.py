@@ -217,12 +217,6 @@ class RunningTotal:
         """When so many of the used units (1 or more) will have left the window, if nothing more is charged. None: read
         `wants_leaving` first; if that is None too, fewer units are used."""
         window = self.view.window
-        if not self.others:
-            for left in self.leaving:
-                units -= left.cost
-                if units <= 0:
-                    return leaves_at(window, left.id[0])
-            return None
         leaving = ((leaves_at(window, left.id[0]), left.cost) for left in self.leaving)
         for at_ms, cost in merge(leaving, self.others_leave(self.at_ms)):
             units -= cost
