@@ -332,21 +332,15 @@ def edge_of(log: Log, project: str) -> Id:
 def all_entries(log: Log, project: str, after: Id = START) -> Iterator[Entry]:
     """All entries after an id, in order: first the past, then the log. An entry that is trimmed meanwhile comes
     once."""
-    trimmed = START  # until the log tells: usually nothing after that id is trimmed
     while True:
-        is_past = after < trimmed
-        piece = log.past(project, after, trimmed, MAX_READ) if is_past else log.read(project, after, END, MAX_READ)
-        if not is_past:
-            trimmed = edge_of(log, project)
-            if after < trimmed and (older := log.past(project, after, trimmed, MAX_READ)):
-                piece, is_past = older, True
-        yield from piece
-        if piece and len(piece) == MAX_READ:
-            after = piece[-1].id
-        elif is_past:
-            after = trimmed
-        else:
+        piece = log.read(project, after, END, MAX_READ)
+        trimmed = edge_of(log, project)  # what the log lacked before has left by now
+        for older in in_pieces(log.past, project, after, trimmed):
+            yield from older
+        yield from [entry for entry in piece if entry.id > trimmed]
+        if len(piece) < MAX_READ:
             return
+        after = max(piece[-1].id, trimmed)
 
 
 def is_fence(epoch: str) -> bool:
