@@ -324,14 +324,8 @@ class CostBook(NamedTuple):
     def least_units(self, selector: Selector) -> int:
         """The least units that a selected call adds to its limit, calls that add nothing aside; 1 if no call adds
         any."""
-        if not selector.methods:
-            parts = [part for price in self._least_prices() for part in price.parts]
-            cheapest_units = []
-            for bucket in selector.buckets or self.buckets:
-                cheapest_units.append(min([part.units for part in parts if part.bucket == bucket], default=1))
-            return selector.cost(min(cheapest_units))
-        counted = [self.price(method).least.counted_by(selector) for method in selector.methods]
-        return min(filter(None, counted), default=1)
+        prices = [self.price(method).least for method in selector.methods] or self._least_prices()
+        return min(filter(None, [price.counted_by(selector) for price in prices]), default=1)
 
 
 def unlimited(limits: Iterable[Limit], book: CostBook) -> list[Bucket]:

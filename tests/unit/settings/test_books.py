@@ -123,6 +123,7 @@ def test_the_default_is_by_verb() -> None:
 def test_each_bucket_knows_its_cheapest_call() -> None:
     assert load_book("youtube-v3").least_units(Selector(("units",))) == 1
     assert load_book("youtube-v3-buckets").least_units(Selector(("search",))) == 1
+    assert load_book("github-graphql").least_units(Selector(count="calls")) == 2, "each call spends two buckets"
 
 
 BOOK = """\
