@@ -11,10 +11,9 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
-from quota.common.findings import examine_folder, finding_of, obstacle, warning
+from quota.common.findings import Finding, examine_folder, finding_of, obstacle, warning
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
@@ -41,9 +40,6 @@ from quota.ledger.log import (
 )
 from quota.rules.entry import START, Entry, Id, id_text, just_before, packed, read_id, unpacked
 from quota.terms.arguments import whole_clock
-
-if TYPE_CHECKING:
-    from quota.common.findings import Finding
 
 SCHEMA_VERSION = 20
 APPLICATION_ID = 0x51_4C_47_31
