@@ -363,9 +363,8 @@ class Budget(OfOneProcess):
         ends calls it, too. If this machine's clock is behind, the refusal has the ledger's time."""
         self.tally(decision.method, 0, 0, calls)
         if self._project.recorder is not None:
-            if (at_ms := self._project.dated_ms(decision.decided_at_ms)) != decision.decided_at_ms:
-                decision = decision._replace(decided_at_ms=at_ms)
-            self._project.recorder.refused(decision, job, region, self._project.keys.run, calls)
+            dated = decision._replace(decided_at_ms=self._project.dated_ms(decision.decided_at_ms))
+            self._project.recorder.refused(dated, job, region, self._project.keys.run, calls)
 
     def hand_over_refusals(self) -> None:
         """Report the refusals of this process to the ledger now: somebody is about to read them. Raises nothing."""
