@@ -239,14 +239,11 @@ def union(first: Facts, second: Facts) -> Facts:
 
 def closing(facts: Facts, buckets: Collection[str], now_ms: int, jitter_ms: int) -> Exhaustion | None:
     """The exhaustion that closes one of these buckets longest; if several end together, the first bucket's."""
-    longest: Exhaustion | None = None
-    for bucket in buckets if facts.exhaustions else ():
-        exhaustion = facts.exhaustion(bucket)
-        if exhaustion is None or exhaustion.reopened_ms:
-            continue
-        if exhaustion.opens_ms(jitter_ms) > (now_ms if longest is None else longest.opens_ms(jitter_ms)):
-            longest = exhaustion
-    return longest
+    if not facts.exhaustions:
+        return None
+    standing = {x.bucket: x for x in facts.exhaustions if not x.reopened_ms and x.opens_ms(jitter_ms) > now_ms}
+    closed = [standing[bucket] for bucket in buckets if bucket in standing]
+    return max(closed, key=lambda x: x.opens_ms(jitter_ms), default=None)
 
 
 def merged(losses: Iterable[Loss]) -> list[Loss]:
