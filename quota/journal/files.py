@@ -189,9 +189,7 @@ class DayFiles:
             self._look(at_once=True)
             name = _day(min(newest_ms, self._clock() + DAY_MS))
             if name > self.name:
-                make_folder(self.folder)
-                self.name, self._ends_ms = name, _end_ms(name)
-                self._open(makes=True)
+                self.name, self._ends_ms, self._open_file = name, _end_ms(name), None
         file = self._open_file
         if file is None or not self._writes or file.stat() is None:
             make_folder(self.folder)
