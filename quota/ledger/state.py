@@ -162,7 +162,6 @@ class State:
     def exhaust(self, exhaustion: Exhaustion) -> Exhaustion:
         """Close a bucket. Returns the exhaustion that stands then: this one, an earlier one, or one that somebody has
         lifted since upstream's answer."""
-        exhaustion = facts_rules.checked_exhaustion(exhaustion)
         _, after = self._change_facts(lambda facts, now_ms: facts_rules.exhaust(facts, exhaustion, now_ms))
         return after.exhaustion(exhaustion.bucket) or exhaustion
 
@@ -173,7 +172,6 @@ class State:
 
     def grant(self, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         """Replace upstream's grants, and its counts unless `compared` is None."""
-        facts_rules.grant(Facts(), grants, compared, 0)  # raises UsageError before the ledger is asked
         self._change_facts(lambda facts, now_ms: facts_rules.grant(facts, grants, compared, now_ms))
 
     def lose(self, loss: Loss, newest_ms: int) -> None:
@@ -201,7 +199,8 @@ class State:
 
     def claim(self, claim: Claim, *, take_over: bool = False) -> Claimed:
         """Claim regions and a tick. Claim them again to renew the claim."""
-        return self._change_claims(claim, lambda record, checked: record.claim(checked, take_over=take_over))
+        claim = claims.checked_claim(claim)
+        return self._change_claims(claim.name, lambda record: record.claim(claim, take_over=take_over))
 
     def holders(self, name: str) -> list[Holder]:
         """The current holders of the regions of a job."""
@@ -210,20 +209,12 @@ class State:
 
     def end_claim(self, claim: Claim, ending: Ending) -> None:
         """Note that a run has ended."""
-        self._change_claims(claim, lambda record, checked: record.end(checked, ending))
+        claim = claims.checked_claim(claim)
+        self._change_claims(claim.name, lambda record: record.end(claim, ending))
 
     def forget_ticks(self, name: str, ticks: Collection[str]) -> None:
         """Let these ticks of a job be claimed again."""
-        field = CLAIM + name
-
-        def rule(now_ms: int, fields: Mapping[str, str]) -> tuple[None, Fields]:
-            record = Record(fields.get(field, ""), now_ms)
-            if record.ticks.keys().isdisjoint(ticks):
-                return None, {}
-            record.ticks = {tick: run for tick, run in record.ticks.items() if tick not in ticks}
-            return None, {field: record.stored()}
-
-        change(self.log, self.project, (field,), rule)
+        self._change_claims(name, lambda record: record.forget(ticks))
 
     def places(self, name: str, regions: Sequence[str]) -> Mapping[str, str]:
         """The places of a job that are kept, by region."""
@@ -249,21 +240,18 @@ class State:
             own = [checked[region] for region in checked if region not in claimed.elsewhere]
             return {field: claims.stored_place(place, claimed.now_ms) for field, place in own}
 
-        return self._change_claims(claim, Record.renew, becomes)
+        claim = claims.checked_claim(claim)
+        return self._change_claims(claim.name, lambda record: record.renew(claim), becomes)
 
     def _change_claims(
-        self,
-        claim: Claim,
-        ask: Callable[[Record, Claim], T],
-        also: Callable[[T], Mapping[str, str]] = lambda _: {},
+        self, name: str, ask: Callable[[Record], T], also: Callable[[T], Mapping[str, str]] = lambda _: {}
     ) -> T:
         """Change the record of a job's claims, and the fields that `also` derives from the answer."""
-        claim = claims.checked_claim(claim)
-        field = CLAIM + claim.name
+        field = CLAIM + name
 
         def rule(now_ms: int, fields: Mapping[str, str]) -> tuple[T, Fields]:
             record = Record(fields.get(field, ""), now_ms)
-            answer = ask(record, claim)
+            answer = ask(record)
             return answer, {field: record.stored(), **also(answer)}
 
         return change(self.log, self.project, (field,), rule)

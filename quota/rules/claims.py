@@ -24,7 +24,7 @@ Either field begins with the time until which it counts: `UNTIL_MS TEXT`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from quota.common.text import number_in
@@ -285,6 +285,10 @@ class Record:
             self.ticks[claim.tick] = _Tick(self.now_ms + claim.tick_ms, tuple(sorted(left)))
             by_end = sorted(self.ticks, key=lambda tick: (self.ticks[tick].until_ms, tick))
             self.ticks = {tick: self.ticks[tick] for tick in by_end[-MAX_TICKS:]}
+
+    def forget(self, ticks: Collection[str]) -> None:
+        """Let these ticks be claimed again."""
+        self.ticks = {name: tick for name, tick in self.ticks.items() if name not in ticks}
 
     def stored(self) -> str | None:
         """The text that the ledger stores; None if nothing is left."""
