@@ -232,13 +232,10 @@ class State:
         in `elsewhere`."""
         if unclaimed := [region for region in places if region not in claim.regions]:
             raise UsageError(f"region {unclaimed[0]!r:.100}: claim a region before you keep its place")
-        checked = {
-            region: (claims.place_field(name, region), claims.checked_place(place)) for region, place in places.items()
-        }
 
         def becomes(claimed: Claimed) -> dict[str, str]:
-            own = [checked[region] for region in checked if region not in claimed.elsewhere]
-            return {field: claims.stored_place(place, claimed.now_ms) for field, place in own}
+            own = [region for region in places if region not in claimed.elsewhere]
+            return {claims.place_field(name, x): claims.stored_place(places[x], claimed.now_ms) for x in own}
 
         claim = claims.checked_claim(claim)
         return self._change_claims(claim.name, lambda record: record.renew(claim), becomes)

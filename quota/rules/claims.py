@@ -152,16 +152,11 @@ def place_field(name: str, region: str) -> str:
     return f"{PLACE}{text(name, 'name')}|{text(region, 'region')}"
 
 
-def checked_place(place: str) -> str:
-    """The place. Raises UsageError if it is too long."""
+def stored_place(place: str, now_ms: int) -> str:
+    """`UNTIL_MS TEXT`. Raises UsageError if the place is too long."""
     size = len(text(place, "place").encode())
     if size > MAX_PLACE_BYTES:
         raise UsageError(f"a place of {size:,} bytes: a ledger keeps at most {MAX_PLACE_BYTES:,} of a region")
-    return place
-
-
-def stored_place(place: str, now_ms: int) -> str:
-    """`UNTIL_MS TEXT`."""
     return f"{now_ms + PLACE_KEPT_MS} {place}"
 
 
