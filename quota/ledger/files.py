@@ -79,10 +79,8 @@ def refuse_others(path: str, what: str) -> None:
         ) from None
     except OSError:  # there is none yet, or whoever opens it says what is wrong
         pass
-    if why.endswith((NO_FILE, FOLDER)):
-        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move this one away")
     if why:
-        raise ConfigError(
-            f"{what} {one_line(path)}: {one_line(why)}; let only this user own and write the file and its folder "
-            "(chown, chmod)"
-        )
+        remedy = "let only this user own and write the file and its folder (chown, chmod)"
+        if why.endswith((NO_FILE, FOLDER)):
+            remedy = "name another file, or move this one away"
+        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; {remedy}")
