@@ -59,8 +59,7 @@ class Levels:
         the call does not spend are unknown here. `now_ms` is the time of the answer by the ledger's clock, as far as
         it is known."""
         used = {state.name: state.used_units for state in decision.limits}
-        worth: list[Heard] = []
-        of_now: set[tuple[str, bool, tuple[str, ...]]] = set()
+        worth, asked_before_ms = list[Heard](), self._asked_ms.copy()
         for level in levels:
             heard = evidence_of(level, self._book, self._limits, charged_ms(decision), now_ms)
             if heard is None:
@@ -70,9 +69,8 @@ class Levels:
             if not (is_empty or heard.changes(used) or self._granted_anew([heard])):
                 continue
             topic = level.bucket, is_empty, names
-            if topic in of_now or not 0 <= now_ms - self._asked_ms.get(topic, 0) < AGAIN_MS:
+            if not 0 <= now_ms - asked_before_ms.get(topic, 0) < AGAIN_MS:
                 self._asked_ms[topic] = now_ms
-                of_now.add(topic)
                 worth.append(heard)
         return tuple(worth)
 
