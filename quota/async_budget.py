@@ -224,21 +224,9 @@ class Awaiter:
         start_here_and_in_child(self)
 
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Do any work except a decision, and return its result. If the task is cancelled meanwhile, the work is done
-        all the same, and its result goes to `undo`."""
-        loop = running_loop()
-        working = self._submit(self._reporter, work)
-        try:
-            await ended(working, loop)
-        except CancelledError:
-            self._take_back(working, undo)
-            raise
-        return working.result()
-
-    def _take_back(self, asking: Submitted[T], undo: Callable[[T], None] | None) -> None:
-        if undo is not None and not asking.cancelled():  # else it never began
-            with suppress(QuotaError):  # the session was closed meanwhile: the charge stands
-                self._submit(self._reporter, lambda: undo(asking.result()))
+        """Do any work except a decision, and return its result. If the task is cancelled
+        meanwhile, the work is done all the same; but with an `undo` as `ask` says."""
+        return await self._result(running_loop(), self._submit(self._reporter, work), undo)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
         if self._closed:
@@ -250,21 +238,26 @@ class Awaiter:
 
     async def ask(self, question: Callable[[], T], undo: Callable[[T], None]) -> T:
         """Ask the ledger for a decision. Raises LedgerError, also if no thread was free within the second: then it does
-        not ask. If the task is cancelled, the decision goes to `undo`."""
+        not ask. If the task is cancelled, it does not ask either, or the decision goes to `undo`."""
         loop = running_loop()
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
         timer = loop.call_later(WAIT_S, asking.cancel)  # without effect if it has begun
         try:
-            await ended(asking, loop)
-        except CancelledError:
-            asking.cancel()
-            self._take_back(asking, undo)
-            raise
+            return await self._result(loop, asking, undo)
         finally:
             timer.cancel()
-        if asking.cancelled():
+
+    async def _result(self, loop: AbstractEventLoop, working: Submitted[T], undo: Callable[[T], None] | None) -> T:
+        try:
+            await ended(working, loop)
+        except CancelledError:
+            if undo is not None and not working.cancel():  # it has begun
+                with suppress(QuotaError):  # the session was closed meanwhile: the charge stands
+                    self._submit(self._reporter, lambda: undo(working.result()))
+            raise
+        if working.cancelled():
             raise self._not_asked("is asked more than it can answer")
-        return asking.result()
+        return working.result()
 
     def _ask_in_turn(self, question: Callable[[], T], since_s: float) -> T:
         if since_s < self._silent_until_s:
