@@ -316,7 +316,8 @@ class RedisLog(OfOneProcess, Log):
         try:
             return reader(reply)
         except UNREADABLE as error:
-            raise LedgerError(f"ledger {self.label} holds data that no quota program writes: {reply!r:.200}") from error
+            fault = f"ledger {self.label} holds data that no quota program writes, {reply!r:.200}"
+            raise LedgerError(f"{fault}; give the ledger a database of its own, and delete that") from error
 
     def _error(self, error: Failed) -> LedgerError:
         lasts = _LASTING_WORDS.search(str(error)) is not None or isinstance(error, NotRedis | Misconfigured)

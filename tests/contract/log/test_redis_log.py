@@ -185,6 +185,9 @@ def test_a_state_with_invalid_numbers_fails_no_script(log: RedisLog, admin: redi
     assert append(log, "e1", tip, charge(5, key="k5")).word == "APPENDED"
     admin.hset(STATE, "holds", "many")
     assert append(log, "e1", tip, charge(5, key="k6"), room=ANY).word == "BEHIND"
+    admin.hset(STATE, "trimmed", "many")
+    with pytest.raises(LedgerError, match=r"no quota program writes, .*'many'.*; give the ledger a database"):
+        log.begin(P)
 
 
 def commands() -> list[str]:
