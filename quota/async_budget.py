@@ -224,8 +224,8 @@ class Awaiter:
         start_here_and_in_child(self)
 
     async def in_thread(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Do any work except a decision, and return its result. If the task is cancelled
-        meanwhile, the work is done all the same; but with an `undo` as `ask` says."""
+        """Do any work except a decision, and return its result. If the task is cancelled meanwhile, the work is done
+        all the same; with `undo` it is dropped or undone, as in `ask`."""
         return await self._result(running_loop(), self._submit(self._reporter, work), undo)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:

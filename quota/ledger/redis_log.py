@@ -317,7 +317,7 @@ class RedisLog(OfOneProcess, Log):
             return reader(reply)
         except UNREADABLE as error:
             fault = f"ledger {self.label} holds data that no quota program writes, {reply!r:.200}"
-            raise LedgerError(f"{fault}; give the ledger a database of its own, and delete that") from error
+            raise LedgerError(f"{fault}; give the ledger a database of its own, and delete this data") from error
 
     def _error(self, error: Failed) -> LedgerError:
         lasts = _LASTING_WORDS.search(str(error)) is not None or isinstance(error, NotRedis | Misconfigured)
