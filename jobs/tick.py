@@ -122,7 +122,7 @@ class How(NamedTuple):
 def _tick(session: Session, job: str, how: How) -> RunReport:
     """Run a job once, print how it ended, and do what its configuration asks for then."""
     from quota.jobs.endings import failed_report
-    from quota.jobs.job import apart, job_called, line_of
+    from quota.jobs.job import apart, job_called
     from quota.jobs.runner import RunOptions, run_job
 
     settings, ping = job_called(session.settings, job), None
@@ -135,14 +135,9 @@ def _tick(session: Session, job: str, how: How) -> RunReport:
             refusal = (lambda: None) if ping is None else ping.start
             options = RunOptions(how.regions, how.here, None, refusal, how.stop, watcher, how.silent)
             report = run_job(session, job, options)
-    except BaseException as error:
-        report = failed_report(session, job, error)
-        _follow_up(session, report, ping)
-        if isinstance(error, Exception):
-            raise
-        # Our own signals raise nothing here.
-        why = f"fetch ended with {report.why}{line_of(error, settings.fetch)}"
-        raise QuotaError(f"{job}: {why}; let it return a page, or raise an error") from None
+    except Exception as error:  # a signal raises nothing here
+        _follow_up(session, failed_report(session, job, error), ping)
+        raise
     if how.fail_on_refusal and report.refused and not report.exit_status:
         report = replace(report, exit_status=Refused.exit_status)
     print_report(session, report, how)
