@@ -235,7 +235,9 @@ class State:
 
         def becomes(claimed: Claimed) -> dict[str, str]:
             own = [region for region in places if region not in claimed.elsewhere]
-            return {claims.place_field(name, x): claims.stored_place(places[x], claimed.now_ms) for x in own}
+            return {
+                claims.place_field(name, region): claims.stored_place(places[region], claimed.now_ms) for region in own
+            }
 
         claim = claims.checked_claim(claim)
         return self._change_claims(claim.name, lambda record: record.renew(claim), becomes)

@@ -241,9 +241,11 @@ def closing(facts: Facts, buckets: Collection[str], now_ms: int, jitter_ms: int)
     """The exhaustion that closes one of these buckets longest; if several end together, the first bucket's."""
     if not facts.exhaustions:
         return None
-    standing = {x.bucket: x for x in facts.exhaustions if not x.reopened_ms and x.opens_ms(jitter_ms) > now_ms}
+    standing = {
+        fact.bucket: fact for fact in facts.exhaustions if not fact.reopened_ms and fact.opens_ms(jitter_ms) > now_ms
+    }
     closed = [standing[bucket] for bucket in buckets if bucket in standing]
-    return max(closed, key=lambda x: x.opens_ms(jitter_ms), default=None)
+    return max(closed, key=lambda fact: fact.opens_ms(jitter_ms), default=None)
 
 
 def merged(losses: Iterable[Loss]) -> list[Loss]:
