@@ -58,13 +58,9 @@ def new_salt() -> str:
     return secrets.token_hex(SALT_BYTES)
 
 
-def name_of(salt: bytes, identity: bytes) -> bytes:
-    return blake2b(salt + identity).digest()[:NAME_BYTES]
-
-
-def encoded(identity: str) -> bytes:
-    """The bytes of an identity, valid Unicode or not: a header may hold anything."""
-    return identity.encode("utf-8", "surrogatepass")
+def name_of(salt: bytes, identity: str) -> bytes:
+    """The name of an identity, valid Unicode or not: a header may hold anything."""
+    return blake2b(salt + identity.encode("utf-8", "surrogatepass")).digest()[:NAME_BYTES]
 
 
 class UnreadableError(Exception):
@@ -78,7 +74,7 @@ class Window(NamedTuple):
     salt: bytes
     previous_salt: bytes
 
-    def names_of(self, identity: bytes) -> tuple[bytes, bytes]:
+    def names_of(self, identity: str) -> tuple[bytes, bytes]:
         """The identity's names in this window and in the window before."""
         return name_of(self.salt, identity), name_of(self.previous_salt, identity)
 

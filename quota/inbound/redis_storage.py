@@ -86,7 +86,6 @@ class RedisStorage:
 
     def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
         cost = whole(cost, "units: the cost of a request", 1, policy.most)
-        identity_bytes = names.encoded(identity)
         ends_s = elapsed_s() + WALL_S
         given_ms = 0 if self._clock is None else self._clock()
         for _ in range(MAX_ASKED):
@@ -94,7 +93,7 @@ class RedisStorage:
             plan = self._plans.get(policy)
             if plan is None or not plan.holds_at(now_ms):
                 plan = self._new_plan(policy, now_ms, ends_s)
-            words = _words(policy, plan, identity_bytes, cost, given_ms)
+            words = _words(policy, plan, identity, cost, given_ms)
             reply = self._script(f"inbound_{policy.algorithm}", words, ends_s)
             if reply[0] >= 0:
                 admitted, decided_ms, *numbers = reply
@@ -254,7 +253,7 @@ def _suffix(policy: Policy, limit: Limit, number: int) -> str:
     return f":{policy.rule}:{names.kind_of(policy, limit)}{limit.window_ms}:{number}"
 
 
-def _words(policy: Policy, plan: names.Plan, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
+def _words(policy: Policy, plan: names.Plan, identity: str, cost: int, given_ms: int) -> list[str | bytes]:
     """The words for the script of a policy: the number of keys, the keys and the arguments."""
     shard = int.from_bytes(names.name_of(plan.shard_salt, identity), "big") % names.SHARDS
     keys: list[str | bytes] = []

@@ -106,8 +106,7 @@ class SqliteStorage:
 
     def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
         cost = whole(cost, "units: the cost of a request", 1, policy.most)
-        identity_bytes = names.encoded(identity)
-        decision, made, met = self._transact(lambda db: self._decide(db, policy, identity_bytes, cost))
+        decision, made, met = self._transact(lambda db: self._decide(db, policy, identity, cost))
         if made is not None:
             self._plans[policy] = made
         if met is not None:
@@ -131,7 +130,7 @@ class SqliteStorage:
                 self._lock.release()
 
     def _decide(
-        self, db: sqlite3.Connection, policy: Policy, identity_bytes: bytes, cost: int
+        self, db: sqlite3.Connection, policy: Policy, identity: str, cost: int
     ) -> tuple[Decision, _Numbered | None, names.MetWindow | None]:
         """The decision, and what to keep after the commit: a new plan, and the window that met a new identity."""
         now_ms = self._clock()
@@ -143,7 +142,7 @@ class SqliteStorage:
         keys, held = [], []
         for limit, window, limit_id in zip(policy.limits, plan.salts.windows, plan.limit_ids, strict=True):
             # SQLite's integers have a sign.
-            name, previous_name = (int.from_bytes(name, "big", signed=True) for name in window.names_of(identity_bytes))
+            name, previous_name = (int.from_bytes(name, "big", signed=True) for name in window.names_of(identity))
             expires_ms = (window.number + 2) * limit.window_ms
             key, previous_key = (expires_ms, limit_id, name), (expires_ms - limit.window_ms, limit_id, previous_name)
             rows = dict(db.execute(_PAIR, key + previous_key).fetchall())
