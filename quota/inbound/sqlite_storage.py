@@ -76,6 +76,19 @@ class _Numbered(NamedTuple):
     db: sqlite3.Connection
 
 
+class _Taking(partial[bool]):
+    """`with taking as held` takes a lock, if it can, and does not release it.
+
+    `partial` does that in C alone: a signal handler, which may raise, runs only after `held` knows. After a call of
+    `acquire` it may run before anything notes that the lock is taken.
+    """
+
+    __enter__ = partial.__call__
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class SqliteStorage:
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
 
@@ -273,14 +286,9 @@ class SqliteStorage:
         self._file.close()
 
     def start_over_in_child(self) -> None:
-        """Another thread of the parent may have held the lock.
-
-        `with self._taking as held` takes the lock in C alone, if it can: a signal handler, which may raise, runs
-        only after `held` knows. After a call of `acquire` it may run before anything notes that the lock is taken.
-        """
+        """Another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
-        take = partial(self._lock.acquire, timeout=WALL_S)
-        self._taking = type("Taking", (), {"__enter__": staticmethod(take), "__exit__": staticmethod("".format)})()
+        self._taking = _Taking(self._lock.acquire, timeout=WALL_S)
 
 
 def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:
