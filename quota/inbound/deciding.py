@@ -183,13 +183,12 @@ class Decider:
     def hand_over(self) -> None:
         """Add the counts of this process to the storage's totals. After a failure they stay here for the next time.
         This also tries a storage that does not answer: no request waits, and the process may be about to end."""
-        if self.counts:
-            try:
-                for _ in range(0, len(self.counts), MAX_TOTALS):
-                    with self.counts.handed_over() as totals:
-                        self.storage.add_totals(totals)
-            except StorageAway as error:
-                self._breaker.failed(error)
+        try:
+            for _ in range(0, len(self.counts), MAX_TOTALS):
+                with self.counts.handed_over() as totals:
+                    self.storage.add_totals(totals)
+        except StorageAway as error:
+            self._breaker.failed(error)
 
     def hand_over_soon(self) -> None:
         """The same in a thread after HAND_OVER_S, unless one is already waiting. No request waits for it, and it needs
